@@ -1,0 +1,58 @@
+# `make test` and `make demo` do all their own set-up: they need make and Python 3.11 or newer, nothing else.
+
+PYTHON ?= python3
+VENV ?= .venv
+INSTALLED := $(VENV)/.installed
+CODE := src tests examples $(wildcard benchmarks)
+PYTEST_ARGUMENTS ?=
+
+.PHONY: help install test lint format demo wheel test-keras-nightly
+
+help:
+	@echo "make test     everything CI runs: lint, format check, type check, tests"
+	@echo "make demo     train examples/digits.py with 2 replicas and on one device, and compare"
+	@echo "make lint     ruff and mypy only        make format   rewrite the code in the project's format"
+	@echo "make wheel    build dist/*.whl, install it into an empty environment, run the command there"
+	@echo "make test-keras-nightly   the tests on tomorrow's Keras, in .venv-nightly; a failure there blocks nobody"
+
+install: $(INSTALLED)
+
+# Newer pyproject.toml, newer installation. An environment without a working pip is a half-made one: it is made again.
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "$(PYTHON) is $$($(PYTHON) --version); Trireme needs Python 3.11 or newer: make PYTHON=python3.11 ..."; exit 1; }
+	@$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --editable '.[test]'
+	@touch $@
+
+test: lint
+	$(VENV)/bin/python -m pytest $(PYTEST_ARGUMENTS)
+
+lint: $(INSTALLED)
+	$(VENV)/bin/ruff check $(CODE)
+	$(VENV)/bin/ruff format --check $(CODE)
+	$(VENV)/bin/mypy
+
+format: $(INSTALLED)
+	$(VENV)/bin/ruff check --fix $(CODE)
+	$(VENV)/bin/ruff format $(CODE)
+
+demo: $(INSTALLED)
+	$(VENV)/bin/python examples/demo.py
+
+wheel: $(INSTALLED)
+	rm -rf dist .venv-wheel
+	$(VENV)/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python -m pip install --quiet dist/*.whl
+	cd dist && ../.venv-wheel/bin/trireme --version
+
+# keras-nightly is another distribution that owns the files of keras, so it is laid over an installation without keras.
+.venv-nightly/.installed: pyproject.toml
+	$(MAKE) install VENV=.venv-nightly
+	.venv-nightly/bin/python -m pip uninstall --quiet --yes keras
+	@touch $@
+
+test-keras-nightly: .venv-nightly/.installed
+	-.venv-nightly/bin/python -m pip install --quiet --upgrade --no-deps keras-nightly \
+		&& .venv-nightly/bin/python -m pytest $(PYTEST_ARGUMENTS)
