@@ -47,12 +47,9 @@ wheel: $(INSTALLED)
 	.venv-wheel/bin/python -m pip install --quiet dist/*.whl
 	cd dist && ../.venv-wheel/bin/trireme --version
 
-# keras-nightly is another distribution that owns the files of keras, so it is laid over an installation without keras.
-.venv-nightly/.installed: pyproject.toml
+# keras-nightly is another distribution that owns the files of keras: it goes where keras was.
+test-keras-nightly:
 	$(MAKE) install VENV=.venv-nightly
 	.venv-nightly/bin/python -m pip uninstall --quiet --yes keras
-	@touch $@
-
-test-keras-nightly: .venv-nightly/.installed
-	-.venv-nightly/bin/python -m pip install --quiet --upgrade --no-deps keras-nightly \
+	-.venv-nightly/bin/python -m pip install --quiet --force-reinstall --no-deps keras-nightly \
 		&& .venv-nightly/bin/python -m pytest $(PYTEST_ARGUMENTS)
