@@ -17,7 +17,7 @@ INDEX = "JOB_COMPLETION_INDEX"
 VARIABLES = (CLUSTER, INDEX, ROLE, RUN_ID, REPLICAS_PER_WORKER)
 NEEDS = f"{CLUSTER} and {INDEX}, which the pods of `trireme run --on kubernetes` have"
 ADVICE = (
-    f'Expected {CLUSTER} like {{"worker": {{"replicas": 4, "host": "train-{{index}}.train", "port": 29500}}}};'
+    f'Expected {CLUSTER}={{"worker": {{"replicas": 4, "host": "train-{{index}}.train", "port": 29500}}}};'
     " `trireme render --on kubernetes` prints a whole manifest."
 )
 ROLES = {"worker": "worker", "server": "server", "ps": "server", "evaluator": "evaluator"}
