@@ -1,7 +1,7 @@
+import importlib.metadata
 import json
 import os
 import sys
-from importlib.metadata import PackageNotFoundError
 
 import pytest
 
@@ -223,10 +223,10 @@ def test_jax_builds_with_and_without_cuda(monkeypatch, names, platforms, expecte
 def test_tensorflow_builds_with_and_without_cuda(monkeypatch, installed, is_cpu_build, expected):
     def distribution(name):
         if not is_cpu_build:
-            raise PackageNotFoundError(name)
+            raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(machine, "is_installed", lambda name: installed)
-    monkeypatch.setattr(machine, "distribution", distribution)
+    monkeypatch.setattr(importlib.metadata, "distribution", distribution)
     assert machine.can_use_gpus("tensorflow", {}) is expected
 
 

@@ -4,9 +4,7 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -113,6 +111,8 @@ def _listed_by_nvidia_smi() -> int:
     command = shutil.which("nvidia-smi")
     if command is None:
         return 0
+    import subprocess
+
     try:
         listed = subprocess.run([command, "-L"], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
@@ -124,15 +124,20 @@ def _listed_by_nvidia_smi() -> int:
 
 def keras_backend(environ: Mapping[str, str]) -> str:
     """The backend that `import keras` will choose: `KERAS_BACKEND`, else `keras.json`, else tensorflow."""
-    return environ.get(KERAS_BACKEND) or _configured_backend(environ) or DEFAULT_BACKEND
+    return environ.get(KERAS_BACKEND) or configured_backend(environ) or DEFAULT_BACKEND
 
 
-def _configured_backend(environ: Mapping[str, str]) -> str | None:
-    """The backend in Keras' configuration file, which Keras too passes over when it is damaged."""
+def keras_configuration(environ: Mapping[str, str]) -> Path:
+    """Where Keras looks for its configuration file."""
     home = Path(environ.get("HOME") or Path.home())
     folder = Path(environ.get(KERAS_HOME) or (home if os.access(home, os.W_OK) else Path("/tmp")) / ".keras")
+    return folder.expanduser() / "keras.json"
+
+
+def configured_backend(environ: Mapping[str, str]) -> str | None:
+    """The backend in Keras' configuration file, which Keras too passes over when it is damaged."""
     try:
-        config = json.loads((folder.expanduser() / "keras.json").read_text())
+        config = json.loads(keras_configuration(environ).read_text())
     except (OSError, ValueError):
         return None
     backend = config.get("backend") if isinstance(config, dict) else None
@@ -158,6 +163,9 @@ def can_use_gpus(backend: str, environ: Mapping[str, str]) -> bool:
 
 
 def _is_distributed_as(name: str) -> bool:
+    # Slow to import, and every `import trireme` comes through this module.
+    from importlib.metadata import PackageNotFoundError, distribution
+
     try:
         distribution(name)
     except PackageNotFoundError:

@@ -1,0 +1,124 @@
+"""`trireme run`: trains a script on several replicas of this machine."""
+
+import os
+import sys
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib.machinery import PathFinder
+from typing import Any
+
+import click
+
+from trireme.cli.script_command import ScriptCommand, Words, unknown_options, words_of
+from trireme.cluster.machine import is_installed, keras_backend
+
+STRATEGIES = ("mirrored", "multi_worker_mirrored", "one_device")
+EXTRAS = ("tensorflow", "jax", "torch")
+
+
+@click.command(cls=ScriptCommand)
+@click.option("--replicas", metavar="N", help="Copies of the model. Default: one for each device.")
+@click.option(
+    "--workers",
+    metavar="N",
+    help="Processes. Default: one for each replica; with jax one for all of them.",
+)
+@click.option(
+    "--strategy",
+    metavar="NAME",
+    help=f"Strategy for a script that has none: {', '.join(STRATEGIES)}.",
+)
+@click.option("--backend", metavar="NAME", help="Keras backend. Default: what Keras itself would choose.")
+@click.option("--log-dir", metavar="D", help="Folder for every worker's output. Default: a temporary one.")
+@click.option(
+    "--timeout",
+    metavar="S",
+    help="Seconds after which a worker that keeps the others waiting ends the run. Default: 600.",
+)
+@click.pass_context
+def run(ctx: click.Context, **values: str | None) -> int:
+    """Train a Keras script on several replicas.
+
+    Starts the worker processes, watches them, and ends with the script's exit code. Worker 0 keeps the
+    terminal. What follows SCRIPT, or MODULE, are its own arguments.
+
+    \b
+    trireme run train.py --epochs 3
+    trireme run --replicas 4 -m package.train
+    trireme run --strategy mirrored --replicas 2 plain_keras_script.py
+    """
+    from trireme.launch.local import run as start
+    from trireme.launch.planning import plan
+
+    problems = unknown_options(ctx)
+    # With an unknown option it is not known which word was meant as the script.
+    words = Words(()) if problems else words_of(ctx)
+    target, kind = ("", "module") if problems else _target(words, problems)
+    settings = _settings(values, os.environ, problems)
+    return start(plan(target, words.arguments, kind=kind, found=problems, **settings))
+
+
+def _target(words: Words, problems: list[str]) -> tuple[str, str]:
+    """What to run, and whether it is a script or a module; what is wrong with it is added to `problems`."""
+    if not words.target:
+        missing = "the module after -m" if words.is_module else "the script"
+        problems.append(
+            f"{missing} is missing: type `trireme run train.py` or `trireme run -m package.train`"
+        )
+        return "", "module"
+    if words.is_module:
+        top = words.target.partition(".")[0]
+        # As with `python -m`, the working folder comes first. Only the top is looked up: finding what lies
+        # in a package would import the package.
+        if PathFinder.find_spec(top, [os.getcwd(), *sys.path]) is None:
+            problems.append(f"there is no module {top!r} in {os.getcwd()} nor among the installed packages")
+        return words.target, "module"
+    if os.path.isdir(words.target) and not os.path.exists(os.path.join(words.target, "__main__.py")):
+        problems.append(f"{words.target!r} is a folder without __main__.py: expected a Python script")
+    return words.target, "script"
+
+
+def _settings(
+    values: Mapping[str, str | None], environ: Mapping[str, str], problems: list[str]
+) -> dict[str, Any]:
+    """The options as `plan` takes them; what is wrong with them is added to `problems`."""
+    backend = values["backend"] or keras_backend(environ)
+    if backend in EXTRAS and not is_installed(backend):
+        problems.append(
+            f"the backend {backend} is not installed: type pip install 'keras-trireme[{backend}]', or choose "
+            f"another with --backend"
+        )
+    if values["log_dir"] and os.path.exists(values["log_dir"]) and not os.path.isdir(values["log_dir"]):
+        problems.append(f"--log-dir {values['log_dir']} is a file: expected a folder, which may be missing")
+    return {
+        "replicas": _whole_number("--replicas", values["replicas"], problems),
+        "workers": _whole_number("--workers", values["workers"], problems),
+        "strategy": _strategy(values["strategy"], problems),
+        "backend": values["backend"],
+        "log_dir": values["log_dir"],
+        "timeout_s": _seconds("--timeout", values["timeout"], problems),
+    }
+
+
+def _whole_number(option: str, text: str | None, problems: list[str]) -> int | None:
+    if text is None or text.strip().lstrip("-").isdecimal():
+        return None if text is None else int(text)
+    problems.append(f"{option} {text!r} is no whole number: type, for example, {option} 2")
+    return None
+
+
+def _seconds(option: str, text: str | None, problems: list[str]) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        problems.append(f"{option} {text!r} is no number of seconds: type, for example, {option} 120")
+        return None
+
+
+def _strategy(name: str | None, problems: list[str]) -> str | None:
+    if name is None or name in STRATEGIES:
+        return name
+    near = get_close_matches(name, STRATEGIES, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(STRATEGIES)}"
+    problems.append(f"there is no strategy {name!r}: {hint}")
+    return None
