@@ -1,0 +1,1 @@
+"""Make the processes exist: start the workers of a run on this machine, watch them, end them."""

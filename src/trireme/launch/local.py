@@ -1,0 +1,232 @@
+"""Runs a job on this machine, from its first process to its last."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+
+from trireme.cluster.board import BOARD_FD, Board
+from trireme.launch import guardian, report
+from trireme.launch.decision import Outcome
+from trireme.launch.job import Job
+from trireme.launch.linux import adopted_orphans
+from trireme.launch.output import Console
+from trireme.launch.processes import WorkerProcess, start
+from trireme.launch.render import (
+    Port,
+    Provisions,
+    WorkerSpec,
+    cluster_of,
+    failure_file,
+    launcher_mark,
+    log_file,
+    render,
+    stacks_file,
+)
+from trireme.launch.supervisor import Signals, collect_stacks, end, needs_stacks, supervise
+from trireme.launch.variables import LAUNCHER, SHARED_MEMORY_FD
+
+_TAIL_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a job went.
+
+    Attributes:
+        outcome: how it ended.
+        report: what to tell the user about it; empty when all went well.
+        log_dir: the folder with each worker's output.
+        is_line_open: whether the console shows a line without its end.
+    """
+
+    outcome: Outcome
+    report: str
+    log_dir: str
+    is_line_open: bool = False
+
+
+def run(job: Job) -> int:
+    """Runs a job as this process' whole purpose, with its terminal and its signals.
+
+    Returns the exit code: 0 when every worker ended well, that of the first failure, 130 after Ctrl-C,
+    128 + N after another signal N. What went wrong is written to standard error.
+    """
+    log_dir = make_log_dir(job)
+    if job.num_workers > 1:
+        _say(report.started(job.num_workers, log_dir))
+    signals = Signals()
+    with signals.taken_over(), adopted_orphans():
+        done = execute(job, log_dir, Console.of_descriptors(), signals, is_own_process=True)
+    if done.report:
+        _say(("\n" if done.is_line_open else "") + done.report + report.logs_are_in(log_dir))
+    return done.outcome.exit_code
+
+
+def execute(
+    job: Job,
+    log_dir: str,
+    console: Console | None,
+    signals: Signals | None = None,
+    is_own_process: bool = False,
+) -> Run:
+    """Starts a job's workers, watches them, ends what is left of them. Nothing of the run lives afterwards.
+
+    Args:
+        job: what to run.
+        log_dir: an existing folder for the workers' output.
+        console: where the first worker's output goes besides its log; None: nowhere.
+        signals: those that this process receives for the workers.
+        is_own_process: whether this process is a launcher and nothing else.
+    """
+    signals = signals or Signals()
+    mark = launcher_mark(job, os.getpid())
+    num_workers = job.num_workers if job.cluster is None else job.cluster.num_workers
+    workers: list[WorkerProcess] = []
+    stacks: Mapping[int, str] = {}
+    with ExitStack() as stack:
+        board = stack.enter_context(_board(num_workers))
+        guardian_pid = stack.enter_context(_guarded(mark, job.environ))
+        fds = stack.enter_context(_inherited(job, board))
+        try:
+            with _reserved_ports(job.num_workers if job.cluster is None else 1) as ports:
+                provisions = Provisions(log_dir, os.getpid(), fds, ports)
+                for spec in render(job, provisions):
+                    workers.append(_start(spec, job, provisions, console))
+            _connect(signals, workers)
+            outcome = supervise(job, workers, board, signals)
+            if needs_stacks(outcome):
+                stacks = collect_stacks(workers, [stacks_file(log_dir, worker.rank) for worker in workers])
+        finally:
+            end(workers, mark, is_own_process, keep=[guardian_pid])
+    copyings = [worker.copying for worker in workers if worker.copying]
+    for copying in copyings:
+        copying.finish()
+    for failure in outcome.failures:
+        _append(log_file(log_dir, failure.rank), failure.traceback)
+    logs = {worker.rank: _tail(log_file(log_dir, worker.rank)) for worker in workers}
+    text = report.ended(outcome, num_workers, job.timeout_s, stacks, logs, job.time_limit_s)
+    return Run(outcome, text, log_dir, not all(copying.is_at_line_start for copying in copyings))
+
+
+def make_log_dir(job: Job) -> str:
+    """The folder for the workers' output, made if necessary, without what an earlier run left in it."""
+    if job.log_dir is None:
+        return tempfile.mkdtemp(prefix="trireme-")
+    log_dir = os.path.abspath(job.log_dir)
+    os.makedirs(log_dir, exist_ok=True)
+    for rank in job.ranks:
+        for path in (log_file(log_dir, rank), failure_file(log_dir, rank), stacks_file(log_dir, rank)):
+            with suppress(FileNotFoundError):
+                os.remove(path)
+    return log_dir
+
+
+def _start(spec: WorkerSpec, job: Job, provisions: Provisions, console: Console | None) -> WorkerProcess:
+    path = log_file(provisions.log_dir, spec.rank)
+    _append(path, f"trireme: {cluster_of(job, provisions.ports, spec.rank)!r}\n")
+    return start(spec, path, console if spec.rank == job.ranks.start else None)
+
+
+def _connect(signals: Signals, workers: list[WorkerProcess]) -> None:
+    """Lets the launcher's suspension and its terminal's size reach the workers."""
+
+    def send_to_all(signum: int) -> None:
+        for worker in workers:
+            worker.send_to_group(signum)
+
+    def resize() -> None:
+        for worker in workers:
+            if worker.copying is not None:
+                worker.copying.resize()
+
+    signals.on_suspend = lambda: send_to_all(signal.SIGSTOP)
+    signals.on_resume = lambda: send_to_all(signal.SIGCONT)
+    signals.on_resize = resize
+
+
+@contextmanager
+def _board(num_workers: int) -> Iterator[Board]:
+    board = Board.create(num_workers)
+    try:
+        yield board
+    finally:
+        board.close()
+        os.close(board.fd)
+
+
+@contextmanager
+def _inherited(job: Job, board: Board) -> Iterator[dict[str, int]]:
+    """The descriptors that workers inherit, by the variable that tells them."""
+    fds = {BOARD_FD: board.fd}
+    if job.is_whole_run and job.num_workers > 1:
+        fds[SHARED_MEMORY_FD] = os.memfd_create("trireme-shared-memory", os.MFD_CLOEXEC)
+    try:
+        yield fds
+    finally:
+        for name, fd in fds.items():
+            if name != BOARD_FD:
+                os.close(fd)
+
+
+@contextmanager
+def _reserved_ports(num_workers: int) -> Iterator[list[Port]]:
+    """A port for each of several workers, which nobody else gets while a worker holds its socket.
+
+    To be left when the workers have inherited the sockets: one that has begun to use its port must be the
+    last to hold it.
+    """
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(num_workers if num_workers > 1 else 0)]
+        for reserved in sockets:
+            # On all addresses, as the runtimes will: free on one says nothing about the others.
+            reserved.bind(("", 0))
+        yield [Port(reserved.getsockname()[1], reserved.fileno()) for reserved in sockets]
+
+
+@contextmanager
+def _guarded(mark: str, environ: Mapping[str, str]) -> Iterator[int]:
+    """Has a process of its own end the run if this one is killed. Gives that process' id."""
+    # Without the mark of an outer launcher, which would end this guardian together with what it guards.
+    environ = {name: value for name, value in environ.items() if name != LAUNCHER}
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", guardian.__file__, mark],
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield process.pid
+    except BaseException:
+        # Whatever broke off the run, a second Ctrl-C perhaps, may have broken off its end as well.
+        process.communicate(b"")
+        raise
+    process.communicate(guardian.DISMISSED)
+
+
+def _append(path: str, text: str) -> None:
+    # The user may have removed the folder, the disk may be full: neither changes how the run went.
+    with suppress(OSError), open(path, "a", encoding="utf-8", errors="replace") as log:
+        log.write(text)
+
+
+def _tail(path: str) -> str:
+    try:
+        with open(path, "rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
+            return log.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()

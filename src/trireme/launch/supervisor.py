@@ -1,0 +1,227 @@
+"""Watches the workers of this machine until the run is over, and ends whatever is left of them."""
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from types import FrameType
+
+from trireme.cluster.board import Board
+from trireme.launch import guardian, linux
+from trireme.launch.decision import STUCK, TIME_LIMIT, Forward, Outcome, Situation, WorkerView, decide
+from trireme.launch.job import Job
+from trireme.launch.processes import WorkerProcess
+
+_LOOK_EVERY_S = 0.1
+# What a worker that shall end may still do; it was not asked to finish its work.
+_END_GRACE_S = 3.0
+_STACKS_WITHIN_S = 2.0
+_STACKS_SETTLE_S = 0.1
+_TIDY_UP_S = 1.0
+_LOOK_AGAIN_S = 0.02
+
+
+class Signals:
+    """The signals that a launcher receives for its workers, while it is the one that receives them.
+
+    Entered, it takes over SIGINT, SIGTERM, SIGHUP (forwarded by the supervisor), SIGTSTP (Ctrl-Z suspends
+    the workers too) and SIGWINCH. What the launcher's parent had ignored stays ignored.
+    """
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self.first_s: float | None = None
+        self.resumed_s = 0.0
+        self.on_suspend: Callable[[], None] = lambda: None
+        self.on_resume: Callable[[], None] = lambda: None
+        self.on_resize: Callable[[], None] = lambda: None
+
+    @contextmanager
+    def taken_over(self) -> Iterator[None]:
+        handlers = {
+            signal.SIGINT: self._receive,
+            signal.SIGTERM: self._receive,
+            signal.SIGHUP: self._receive,
+            signal.SIGTSTP: self._suspend,
+            signal.SIGWINCH: self._resize,
+        }
+        with ExitStack() as stack:
+            for signum, handler in handlers.items():
+                if signal.getsignal(signum) is not signal.SIG_IGN:
+                    stack.callback(signal.signal, signum, signal.signal(signum, handler))
+            yield
+
+    def _receive(self, signum: int, frame: FrameType | None) -> None:
+        self.received.append(signum)
+        if self.first_s is None:
+            self.first_s = time.monotonic()
+
+    def _suspend(self, signum: int, frame: FrameType | None) -> None:
+        self.on_suspend()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self.resumed_s = time.monotonic()
+        self.on_resume()
+
+    def _resize(self, signum: int, frame: FrameType | None) -> None:
+        self.on_resize()
+
+
+def supervise(job: Job, workers: Sequence[WorkerProcess], board: Board, signals: Signals) -> Outcome:
+    """Watches until the run is over. The workers may still live then: see `end`."""
+    started_s, failed_s, is_forwarded = time.monotonic(), None, False
+    with _wake_up_at_ends(workers) as wait:
+        while True:
+            views = look(workers, board)
+            now_s = time.monotonic()
+            if failed_s is None and any(view.failure for view in views):
+                failed_s = now_s
+            decision = decide(
+                Situation(
+                    workers=views,
+                    now_s=now_s,
+                    started_s=max(started_s, signals.resumed_s),
+                    timeout_s=job.timeout_s,
+                    grace_s=job.grace_s,
+                    time_limit_s=job.time_limit_s,
+                    failed_s=failed_s,
+                    signals=tuple(signals.received),
+                    signalled_s=signals.first_s,
+                    is_forwarded=is_forwarded,
+                    is_whole_run=job.is_whole_run,
+                )
+            )
+            if isinstance(decision, Outcome):
+                return decision
+            if isinstance(decision, Forward):
+                is_forwarded = True
+                forward(workers, decision.signum)
+            else:
+                wait(_LOOK_EVERY_S)
+
+
+def look(workers: Sequence[WorkerProcess], board: Board) -> tuple[WorkerView, ...]:
+    """What is known of every worker at this moment."""
+    entries = {entry.rank: entry for entry in board.read()}
+    return tuple(worker.view(entries[worker.rank]) for worker in workers)
+
+
+def forward(workers: Sequence[WorkerProcess], signum: int) -> None:
+    """Passes on a signal as the workers would have got it without a launcher."""
+    for worker in workers:
+        if signum == signal.SIGINT:
+            # A terminal's Ctrl-C goes to all processes in the foreground, the workers' children among them.
+            worker.send_to_group(signum)
+        else:
+            # Asked to end, a worker may still want its children, to save what they hold.
+            worker.send(signum)
+
+
+def needs_stacks(outcome: Outcome) -> bool:
+    """Whether only the workers' stacks can tell what happened."""
+    return outcome.kind in (STUCK, TIME_LIMIT) or bool(outcome.culprits)
+
+
+def collect_stacks(workers: Sequence[WorkerProcess], stacks_paths: Sequence[str]) -> dict[int, str]:
+    """The Python stacks of all workers that can still answer, by rank."""
+    asked = {}
+    for worker, path in zip(workers, stacks_paths, strict=True):
+        # A worker that has not come to its first line would die of the signal.
+        can_answer = linux.catches(worker.pid, signal.SIGUSR1) and not linux.is_stopped(worker.pid)
+        if worker.exit_code is None and can_answer:
+            worker.send(signal.SIGUSR1)
+            asked[worker.rank] = path
+    give_up = time.monotonic() + _STACKS_WITHIN_S
+    answers = _read_all(asked)
+    while time.monotonic() < give_up:
+        time.sleep(_STACKS_SETTLE_S)
+        newer = _read_all(asked)
+        if newer == answers and all(answers.values()):
+            break
+        answers = newer
+    return {rank: text for rank, text in answers.items() if text}
+
+
+def end(workers: Sequence[WorkerProcess], mark: str, is_own_process: bool, keep: Sequence[int] = ()) -> None:
+    """Ends the workers and everything they have started, wherever it has moved to.
+
+    Args:
+        workers: those to ask first, then to kill.
+        mark: what the environment of every process of the run carries.
+        is_own_process: whether all children of this process belong to the run, except
+        keep: the ids of these.
+    """
+    living = [worker for worker in workers if worker.look_for_end() is None]
+    for worker in living:
+        worker.send_to_group(signal.SIGTERM)
+        # One that is stopped would not hear it.
+        worker.send_to_group(signal.SIGCONT)
+    with _wake_up_at_ends(living) as wait:
+        _wait_until(lambda: all(_has_ended(worker) for worker in living), _END_GRACE_S, wait)
+    for worker in workers:
+        worker.send(signal.SIGKILL)
+    # Some helpers of a worker outlive it for a moment to tidy up, as multiprocessing's resource tracker does.
+    _wait_until(lambda: not set(guardian.processes_of(mark)) - _ids(workers), _TIDY_UP_S, time.sleep)
+    for worker in workers:
+        worker.send_to_group(signal.SIGKILL)
+    guardian.kill_processes_of(mark)
+    for worker in workers:
+        worker.reap()
+    if is_own_process:
+        _wait_until(lambda: not _kill_orphans(keep), _END_GRACE_S, time.sleep)
+
+
+def _wait_until(is_true: Callable[[], bool], within_s: float, wait: Callable[[float], None]) -> None:
+    give_up = time.monotonic() + within_s
+    while not is_true() and time.monotonic() < give_up:
+        wait(_LOOK_AGAIN_S)
+
+
+def _kill_orphans(keep: Sequence[int]) -> list[int]:
+    """Kills processes of the run that had shed its mark; having lost their parents they are ours."""
+    orphans = [pid for pid in linux.children_of(os.getpid()) if pid not in keep]
+    for pid in orphans:
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, os.WNOHANG)
+    return orphans
+
+
+def _ids(workers: Sequence[WorkerProcess]) -> set[int]:
+    return {worker.pid for worker in workers}
+
+
+def _has_ended(worker: WorkerProcess) -> bool:
+    return worker.look_for_end() is not None
+
+
+@contextmanager
+def _wake_up_at_ends(workers: Sequence[WorkerProcess]) -> Iterator[Callable[[float], None]]:
+    """A function that waits some seconds, or until the next worker ends."""
+    poll = select.poll()
+    with ExitStack() as stack:
+        for worker in workers:
+            if worker.exit_code is None:
+                fd = os.pidfd_open(worker.pid)
+                stack.callback(os.close, fd)
+                poll.register(fd, select.POLLIN)
+
+        def wait(seconds: float) -> None:
+            for fd, _ in poll.poll(seconds * 1000):
+                # It stays readable for ever, and has said what it had to say.
+                poll.unregister(fd)
+
+        yield wait
+
+
+def _read_all(paths: dict[int, str]) -> dict[int, str]:
+    return {rank: _read(path) for rank, path in paths.items()}
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""

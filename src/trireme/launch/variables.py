@@ -1,0 +1,27 @@
+"""The environment variables a launcher gives to its workers besides those of the cluster."""
+
+from trireme.cluster.board import BOARD_FD
+from trireme.cluster.cluster import VARIABLES as CLUSTER_VARIABLES
+from trireme.launch.guardian import LAUNCHER
+
+BACKEND = "TRIREME_BACKEND"
+SEED = "TRIREME_SEED"
+TIMEOUT_S = "TRIREME_TIMEOUT_S"
+LOG_DIR = "TRIREME_LOG_DIR"
+FAILURE_FILE = "TRIREME_FAILURE_FILE"
+SHARED_MEMORY_FD = "TRIREME_SHARED_MEMORY_FD"
+PORT_FD = "TRIREME_PORT_FD"
+RELAUNCHED = "TRIREME_RELAUNCHED"
+
+# What a launcher must not hand on when it runs inside a worker of another launcher.
+OF_ONE_WORKER = (
+    *CLUSTER_VARIABLES,
+    BACKEND,
+    LOG_DIR,
+    FAILURE_FILE,
+    BOARD_FD,
+    SHARED_MEMORY_FD,
+    PORT_FD,
+    RELAUNCHED,
+    LAUNCHER,
+)
