@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "recovery": {"errors", "cluster"},
     "launch": {"errors", "cluster", "recovery"},
     "strategies": {"errors", "cluster", "data", "backends", "parameter_server", "recovery", "launch"},
-    "cli": {"errors", "cluster", "recovery", "launch"},
+    "cli": {"errors", "cluster", "recovery", "launch", "__init__"},
     "__init__": {"errors", "cluster", "launch", "strategies"},
     "__main__": {"cli"},
 }
