@@ -1,7 +1,6 @@
 """`trireme explain`: who this process is, what its machine offers, and what a run would do."""
 
 import os
-import sys
 from collections.abc import Mapping
 
 import click
@@ -111,13 +110,9 @@ def _describe_share(cluster: Cluster, num_workers: int, replicas_per_worker: int
 
 
 def _print(sections: list[tuple[str, str]]) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(file=sys.stdout, soft_wrap=True, highlight=False)
     for position, (title, text) in enumerate(sections):
         if position:
-            console.print()
-        console.print(Text(title, style="bold"))
+            click.echo()
+        click.secho(title, bold=True)
         for line in text.splitlines():
-            console.print(Text(f"  {line}".rstrip()))
+            click.echo(f"  {line}".rstrip())

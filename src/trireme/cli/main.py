@@ -12,8 +12,8 @@ import click
 from trireme import __version__
 from trireme.errors import EXIT_INTERRUPTED, EXIT_USAGE, TriremeError, UsageError
 
-# What a program ends with that wrote to a pipe nobody reads any more: 128 and the number of SIGPIPE.
-EXIT_BROKEN_PIPE = 141
+# When nobody reads the output any more; the same as click's own.
+EXIT_BROKEN_PIPE = 1
 
 # The summaries stand here, so that `trireme --help` needs no command's module.
 COMMANDS = {
@@ -68,7 +68,7 @@ def execute(arguments: Sequence[str]) -> int:
         result = commands.main(list(arguments), prog_name="trireme", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
-        return _tell(_in_words(error), EXIT_USAGE)
+        return _tell(_in_words(error, arguments), EXIT_USAGE)
     except TriremeError as error:
         return _tell(str(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
@@ -85,12 +85,11 @@ def _tell(message: str, exit_code: int) -> int:
     return exit_code
 
 
-def _in_words(error: click.ClickException) -> str:
-    context = getattr(error, "ctx", None)
-    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+def _in_words(error: click.ClickException, arguments: Sequence[str]) -> str:
+    if not arguments:
         return f"a command is missing.\n\n{error.format_message()}"
-    hint = f"\nType `{context.command_path} --help` for all options." if context is not None else ""
-    return error.format_message() + hint
+    command = f"trireme {arguments[0]}" if arguments[0] in COMMANDS else "trireme"
+    return f"{error.format_message()}\nType `{command} --help` for all options."
 
 
 def _no_command(name: str) -> str:

@@ -91,7 +91,7 @@ def unknown_options(ctx: click.Context) -> list[str]:
 
 
 def _unknown(option: str, known: list[str]) -> str:
-    near = get_close_matches(option, known, n=1)
+    near = get_close_matches(option, known, n=1, cutoff=0.75)
     if near:
         return f"there is no option {option}: did you mean {near[0]}?"
     return f"there is no option {option}: the script's own options go after the script"
