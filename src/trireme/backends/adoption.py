@@ -1,0 +1,193 @@
+"""Binds a strategy to a model: the model's own methods, called with this worker's share.
+
+Methods are bound on the instance, never on its class, so that saving and loading stay Keras' own. Each bound
+method does three things around Keras' original: it replaces inputs by sharded adapters, it keeps on the
+chief what one worker does for all, and it makes results those of the global batch.
+"""
+
+import functools
+import inspect
+import os
+import pathlib
+import shutil
+
+from trireme.backends import metrics
+from trireme.backends.adapters import choose_adapter, split_validation
+from trireme.backends.callbacks import for_this_worker
+from trireme.backends.model_state import broadcast_state
+
+_ADOPTED_BY = "_trireme_strategy"
+_ADAPTER_OPTIONS = ("batch_size", "steps_per_epoch", "shuffle", "class_weight")
+
+
+def adopt(model, strategy):
+    """Makes `model` train, evaluate and predict by `strategy`. Harmless to repeat.
+
+    Args:
+        model: a `keras.Model`, compiled or not.
+        strategy: the strategy in whose scope the model was made or compiled.
+    """
+    if _ADOPTED_BY in vars(model) or strategy.num_replicas_in_sync == 1:
+        return
+    object.__setattr__(model, _ADOPTED_BY, strategy)
+    for method in (_fit, _evaluate, _predict, _train_on_batch, _test_on_batch, _predict_on_batch):
+        _bind(model, strategy.backend, strategy, method)
+    if strategy.cluster.num_workers > 1:
+        for name in ("save", "save_weights"):
+            object.__setattr__(model, name, _written_aside(getattr(model, name), strategy.cluster.rank))
+    if not strategy.backend.sees_global_batch:
+        _bind_metrics(model, strategy.backend)
+
+
+def _bind(model, backend, strategy, method):
+    name = method.__name__.removeprefix("_")
+    original = getattr(model, name)
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def bound(*args, **kwargs):
+        arguments = dict(signature.bind(*args, **kwargs).arguments)
+        # What a signature collects in `**kwargs` is one argument here; spread it again.
+        arguments.update(arguments.pop("kwargs", {}))
+        with backend.calling(model):
+            backend.connect(model, strategy)
+            return method(model, backend, original, arguments)
+
+    object.__setattr__(model, name, bound)
+
+
+def _fit(model, backend, original, arguments):
+    x, y, sample_weight = (arguments.pop(name, None) for name in ("x", "y", "sample_weight"))
+    split = arguments.pop("validation_split", 0.0)
+    if split and arguments.get("validation_data") is None:
+        (x, y, sample_weight), arguments["validation_data"] = split_validation(x, y, sample_weight, split)
+    options = {name: arguments.get(name) for name in _ADAPTER_OPTIONS}
+    options["shuffle"] = arguments.get("shuffle", True)
+    arguments["x"] = backend.shard(choose_adapter(x, y, sample_weight, **options))
+    # The adapter has taken care of these; Keras refuses some of them beside an adapter.
+    for name in ("batch_size", "class_weight"):
+        arguments.pop(name, None)
+    if arguments.get("validation_data") is not None:
+        arguments["validation_data"] = _sharded_validation(backend, arguments, options["batch_size"])
+    _start(model, backend, arguments, during_fit=True)
+    history = original(**arguments)
+    _finish(model, backend)
+    return history
+
+
+def _sharded_validation(backend, arguments, batch_size):
+    data = arguments["validation_data"]
+    x, y, sample_weight = (*data, None, None)[:3] if isinstance(data, (tuple, list)) else (data, None, None)
+    batch_size = arguments.pop("validation_batch_size", None) or batch_size
+    steps = arguments.get("validation_steps")
+    return (
+        backend.shard(
+            choose_adapter(
+                x, y, sample_weight, name="validation_data", batch_size=batch_size, steps_per_epoch=steps
+            )
+        ),
+    )
+
+
+def _evaluate(model, backend, original, arguments):
+    if arguments.get("_use_cached_eval_dataset"):
+        # Keras' fit evaluates between two epochs: inputs, callbacks and variables are as they must be.
+        return original(**arguments)
+    x, y, sample_weight = (arguments.pop(name, None) for name in ("x", "y", "sample_weight"))
+    batch_size, steps = arguments.pop("batch_size", None), arguments.get("steps")
+    arguments["x"] = backend.shard(
+        choose_adapter(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps)
+    )
+    _start(model, backend, arguments)
+    logs = original(**arguments)
+    _finish(model, backend)
+    return logs
+
+
+def _predict(model, backend, original, arguments):
+    batch_size, steps = arguments.pop("batch_size", None), arguments.get("steps")
+    arguments["x"] = backend.shard(
+        choose_adapter(arguments.pop("x"), batch_size=batch_size, steps_per_epoch=steps)
+    )
+    _start(model, backend, arguments, training=False)
+    return original(**arguments)
+
+
+def _train_on_batch(model, backend, original, arguments):
+    return _on_batch(model, backend, original, arguments, "train_function")
+
+
+def _test_on_batch(model, backend, original, arguments):
+    return _on_batch(model, backend, original, arguments, "test_function")
+
+
+def _on_batch(model, backend, original, arguments, function_name):
+    return_dict = arguments.pop("return_dict", False)
+    if not backend.sees_global_batch:
+        metrics.make_local(model, backend)
+    with backend.sharding_batches(model, function_name):
+        logs = original(**arguments, return_dict=True)
+    if not backend.sees_global_batch:
+        logs = {name: float(value) for name, value in model._get_metrics_result_or_logs(logs).items()}
+    _finish(model, backend)
+    return logs if return_dict else model._flatten_metrics_in_order(logs)
+
+
+def _predict_on_batch(model, backend, original, arguments):
+    with backend.sharding_batches(model, "predict_function"):
+        return original(**arguments)
+
+
+def _start(model, backend, arguments, during_fit=False, training=True):
+    """What comes before `fit`, `evaluate` and `predict`: equal variables, one side effect, one decision."""
+    if backend.cluster.num_workers > 1:
+        backend.build(model, arguments["x"], training)
+        broadcast_state(model, backend)
+        callbacks = for_this_worker(arguments.get("callbacks"), backend, during_fit)
+        arguments["callbacks"] = callbacks
+        if not backend.cluster.is_chief:
+            arguments["verbose"] = 0
+    if not backend.sees_global_batch:
+        metrics.make_local(model, backend)
+
+
+def _finish(model, backend):
+    if not backend.sees_global_batch:
+        metrics.make_global(model, backend)
+
+
+def _bind_metrics(model, backend):
+    own_result = model.get_metrics_result
+    own_result_or_logs = model._get_metrics_result_or_logs
+
+    @functools.wraps(own_result)
+    def get_metrics_result():
+        return own_result() if backend.is_tracing() else metrics.global_metrics(model, backend, own_result)
+
+    @functools.wraps(own_result_or_logs)
+    def get_metrics_result_or_logs(logs):
+        result = own_result_or_logs(logs)
+        # Keras gives the last step's logs back where they are not the metrics': a step of the user's own.
+        return metrics.mean_logs(logs, backend) if result is logs and logs else result
+
+    object.__setattr__(model, "get_metrics_result", get_metrics_result)
+    object.__setattr__(model, "_get_metrics_result_or_logs", get_metrics_result_or_logs)
+
+
+def _written_aside(original, rank):
+    """Makes a method that writes a file or a folder write it aside first and put it in place whole.
+
+    Every worker may write the same path, and any of them may read it right afterwards.
+    """
+
+    @functools.wraps(original)
+    def bound(filepath, *args, **kwargs):
+        path = pathlib.Path(filepath)
+        # The name keeps its endings: Keras chooses the format by them.
+        aside = path.with_name(f".worker-{rank}.{path.name}")
+        original(aside, *args, **kwargs)
+        if aside.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        os.replace(aside, path)
+
+    return bound

@@ -1,0 +1,135 @@
+"""The contract every backend keeps; `tests/contract` holds each of them to it."""
+
+import abc
+import contextlib
+import os
+
+import numpy as np
+
+from trireme.cluster.board import Board
+from trireme.cluster.cluster import Cluster
+
+DEFAULT_TIMEOUT_S = 600.0
+
+
+class Backend(abc.ABC):
+    """What a strategy needs from a framework.
+
+    A worker process calls `start` once, before user code touches the framework, and `stop` at its end. The
+    collectives below work on NumPy arrays among *workers* and serve decisions, metrics and initial values;
+    gradients travel inside the compiled step and never through them.
+    """
+
+    name: str
+    # Whether a step sees the whole global batch, as under SPMD: then sums, losses and metrics are global already.
+    sees_global_batch = False
+
+    def __init__(self):
+        self.cluster = Cluster()
+        self.board = None
+        self.timeout_s = DEFAULT_TIMEOUT_S
+
+    def start(self, cluster):
+        """Starts the framework's runtime for this process' place in `cluster`, with the run's common seed."""
+        self.cluster = cluster
+        self.timeout_s = float(os.environ.get("TRIREME_TIMEOUT_S", DEFAULT_TIMEOUT_S))
+        self.board = Board.attach(os.environ)
+        self._start_runtime()
+        if "TRIREME_SEED" in os.environ:
+            import keras
+
+            # Unseeded scripts must still draw the same weights and the same shuffles on every worker.
+            keras.utils.set_random_seed(int(os.environ["TRIREME_SEED"]))
+
+    def stop(self):
+        """Ends the runtime. After a successful run every worker waits here for all others."""
+        if self.cluster.num_workers > 1:
+            self.barrier()
+        self._stop_runtime()
+
+    @abc.abstractmethod
+    def _start_runtime(self):
+        """Connects this process to its peers."""
+
+    def _stop_runtime(self):
+        """Disconnects this process from its peers."""
+
+    @abc.abstractmethod
+    def num_local_devices(self):
+        """Returns how many devices of this machine the framework sees; a CPU counts as one."""
+
+    def drive(self, num_devices):
+        """Returns whether this very process can drive `num_devices` devices; if not, a launcher is needed."""
+        return num_devices == 1
+
+    def processes_for(self, num_replicas):
+        """Returns `num_workers` and `replicas_per_worker` for `num_replicas` replicas on this machine."""
+        return {"num_workers": num_replicas, "replicas_per_worker": 1}
+
+    def release_port(self):
+        """Gives up the port that the launcher reserved for this worker; call just before binding it."""
+        fd = os.environ.pop("TRIREME_PORT_FD", None)
+        if fd is not None:
+            os.close(int(fd))
+
+    def report_waiting(self, is_waiting):
+        """Tells the launcher whether this worker waits for its peers."""
+        if self.board is not None:
+            self.board.post(self.cluster.rank, state="waiting" if is_waiting else "running")
+
+    # Collectives among workers, on NumPy arrays.
+
+    @abc.abstractmethod
+    def all_reduce(self, array, op="sum"):
+        """Returns the sum ("sum") or the largest ("max") of every worker's `array`, entry by entry."""
+
+    @abc.abstractmethod
+    def all_gather(self, array):
+        """Returns the list of every worker's `array`, in rank order; first dimensions may differ."""
+
+    @abc.abstractmethod
+    def broadcast(self, array):
+        """Returns worker 0's `array` on every worker; shape and dtype are the same everywhere."""
+
+    def barrier(self):
+        """Waits until every worker is here."""
+        self.all_reduce(np.zeros(1, np.int32))
+
+    # Where Keras' own loop meets the strategy.
+
+    @abc.abstractmethod
+    def shard(self, adapter):
+        """Returns a Keras data adapter that yields this worker's share of each global batch of `adapter`."""
+
+    @abc.abstractmethod
+    def connect(self, model, strategy):
+        """Makes `model` train by `strategy` from its next step on. Harmless to repeat."""
+
+    @abc.abstractmethod
+    def build(self, model, adapter, training=True):
+        """Creates the variables that the first batch of `adapter` would create, so that they can be made equal.
+
+        Args:
+            model: an adopted model.
+            adapter: what `shard` returned.
+            training: whether also those of losses, metrics and optimizers.
+        """
+
+    def is_tracing(self):
+        """Whether this is inside a step that is being compiled, where no NumPy value exists."""
+        return False
+
+    @contextlib.contextmanager
+    def calling(self, model):
+        """Surrounds each call of `fit`, `evaluate` and the like on an adopted model."""
+        yield
+
+    @contextlib.contextmanager
+    def sharding_batches(self, model, function_name):
+        """Surrounds a call of `train_on_batch` and the like, which is given global batches.
+
+        Args:
+            model: an adopted model.
+            function_name: "train_function", "test_function" or "predict_function".
+        """
+        yield

@@ -1,0 +1,97 @@
+"""The JAX side of the contract."""
+
+import contextlib
+
+import jax
+import keras
+import numpy as np
+
+from trireme.backends.backend import Backend
+from trireme.backends.build import build_model
+from trireme.backends.jax import runtime, train_step
+from trireme.backends.jax.data import shard_adapter
+from trireme.backends.jax.distribution import Replication
+from trireme.backends.model_state import optimizers_of
+
+
+class JaxBackend(Backend):
+    """One process drives all its devices; XLA puts the collectives into the compiled step."""
+
+    name = "jax"
+    sees_global_batch = True
+
+    def __init__(self):
+        super().__init__()
+        self._distribution = None
+
+    def _start_runtime(self):
+        if self.cluster.num_workers > 1:
+            self.release_port()
+            runtime.connect(self.cluster, self.timeout_s)
+
+    def _stop_runtime(self):
+        if self.cluster.num_workers > 1:
+            runtime.disconnect()
+
+    @property
+    def distribution(self):
+        """Where the arrays of this run live; made at first use, when the devices are known."""
+        if self._distribution is None:
+            train_step.install()
+            self._distribution = Replication(sorted(jax.devices(), key=lambda d: (d.process_index, d.id)))
+        return self._distribution
+
+    def num_local_devices(self):
+        return jax.local_device_count()
+
+    def drive(self, num_devices):
+        return runtime.ensure_devices(num_devices)
+
+    def processes_for(self, num_replicas):
+        return {"num_workers": 1, "replicas_per_worker": num_replicas}
+
+    def all_reduce(self, array, op="sum"):
+        array = np.asarray(array)
+        if self.cluster.num_workers == 1:
+            return array
+        rows = np.stack(runtime.all_gather(array[np.newaxis]))
+        return {"sum": np.sum, "max": np.max}[op](rows, axis=0)[0].astype(array.dtype)
+
+    def all_gather(self, array):
+        array = np.asarray(array)
+        return [array] if self.cluster.num_workers == 1 else runtime.all_gather(array)
+
+    def broadcast(self, array):
+        array = np.asarray(array)
+        if self.cluster.num_workers == 1:
+            return array
+        mine = array[np.newaxis] if self.cluster.is_chief else array[np.newaxis][:0]
+        return runtime.all_gather(mine)[0][0]
+
+    def shard(self, adapter):
+        return shard_adapter(adapter, self)
+
+    def connect(self, model, strategy):
+        self.place_variables(model)
+        if "make_train_function" not in vars(model):
+            train_step.place_before_steps(model, self)
+        if self.cluster.num_workers > 1 and "predict_step" not in vars(model):
+            train_step.replicate_predictions(model, self.distribution)
+
+    def place_variables(self, model):
+        """Puts the variables of `model` and its optimizers on every device: the chief's values, if not there yet."""
+        variables = [*model.variables, *model.metrics_variables]
+        for optimizer in optimizers_of(model):
+            variables += optimizer.variables
+        for variable in variables:
+            if not self.distribution.has_placed(variable):
+                value = self.broadcast(keras.ops.convert_to_numpy(variable))
+                self.distribution.place_variable(variable, value)
+
+    def build(self, model, adapter, training=True):
+        build_model(model, iter(adapter.get_jax_iterator()), training)
+
+    @contextlib.contextmanager
+    def calling(self, model):
+        with self.distribution.scope():
+            yield

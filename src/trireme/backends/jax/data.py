@@ -1,0 +1,57 @@
+"""Each process' rows as arrays on its devices; only needed where several processes share a batch."""
+
+from keras.src import tree
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+from trireme.backends.adapters import ShardedAdapter, array_inputs, row_numbers_adapter
+
+
+def shard_adapter(adapter, backend):
+    """Returns an adapter whose batches are global arrays, of which this process reads only its own rows."""
+    if backend.cluster.num_workers == 1:
+        # Keras' trainer hands each batch to `Replication.place_batch` by itself.
+        return adapter
+    kind = ShardedArrays if isinstance(adapter, ArrayDataAdapter) else ShardedBatches
+    return kind(adapter, backend)
+
+
+class ShardedBatches(ShardedAdapter):
+    """Batches that every process makes whole; its devices get their rows."""
+
+    def __init__(self, inner, backend):
+        super().__init__(inner, backend.cluster.rank, backend.cluster.num_workers)
+        self._backend = backend
+
+    def get_jax_iterator(self):
+        for batch in self.inner.get_jax_iterator():
+            yield self._backend.distribution.place_batch(batch)
+
+
+class ShardedArrays(ShardedBatches):
+    """Rows of arrays, in the chief's order."""
+
+    def __init__(self, inner, backend):
+        super().__init__(inner, backend)
+        self._row_numbers = row_numbers_adapter(inner)
+        self._inputs = array_inputs(inner, "jax")
+
+    def get_jax_iterator(self):
+        distribution = self._backend.distribution
+        for numbers in self._order_of_epoch():
+            is_even = distribution.divides(len(numbers))
+            sharding = distribution.by_rows if is_even else distribution.replicated
+
+            def place(sliceable, numbers=numbers, sharding=sharding):
+                def rows(index):
+                    mine = numbers[index[0] if isinstance(index, tuple) else index]
+                    return sliceable.convert_to_jax_compatible(sliceable[mine])
+
+                shape = (len(numbers), *sliceable.array.shape[1:])
+                return distribution.array_of_rows(shape, sharding, rows)
+
+            yield tree.map_structure(place, self._inputs, none_is_leaf=False)
+
+    def _order_of_epoch(self):
+        # The order is drawn from NumPy's generator, whose state a user may have set differently on each process.
+        for numbers in self._row_numbers.get_jax_iterator():
+            yield self._backend.broadcast(numbers)

@@ -1,0 +1,208 @@
+"""Collectives among the processes of one machine, through memory they share.
+
+The launcher creates one anonymous memory file and passes its descriptor to every worker of the machine.
+Having no name, it cannot be left behind: the kernel frees it with the last process, also after `kill -9`.
+
+Between processes of one machine this is several times faster than a ring over loopback TCP, which is what
+the frameworks' own CPU collectives use; see `docs/benchmarks.md`. On GPUs and between machines the
+frameworks' collectives move the bytes.
+
+Layout: one cache line per worker for its counter of arrivals, then two alternating sets of slots, each one
+slot per worker and one for the result. An array longer than a slot goes through in pieces.
+"""
+
+import mmap
+import os
+import threading
+import time
+
+import numpy as np
+
+from trireme.errors import PeerTimeout
+
+FD_VARIABLE = "TRIREME_SHARED_MEMORY_FD"
+
+SLOT_BYTES = 4 << 20
+_LINE_BYTES = 64
+_HEADER_BYTES = 64 << 10
+
+# Waiting spins for about the time peers usually differ, then gives the core away in growing naps.
+_SPINS = 200
+_FIRST_NAP_S = 20e-6
+_LONGEST_NAP_S = 1e-3
+_REPORT_AFTER_S = 5e-3
+
+
+class SharedMemoryGroup:
+    """The workers of one machine, able to reduce, gather and broadcast NumPy arrays among each other.
+
+    Every worker must call the same methods in the same order with arrays of the same shape and dtype
+    (`all_gather`: any first dimension). Reductions add in rank order, so the result has the same bits on
+    every worker.
+
+    Args:
+        fd: descriptor of the memory file, shared by all workers.
+        rank: this worker's index.
+        size: number of workers.
+        timeout_s: seconds a worker waits for its peers before it raises `PeerTimeout`.
+        on_wait: called with True when a wait gets long and with False when it is over.
+    """
+
+    def __init__(self, fd, rank, size, timeout_s, on_wait=lambda waiting: None):
+        self.rank, self.size = rank, size
+        self._timeout_s = timeout_s
+        self._on_wait = on_wait
+        self._arrivals = 0
+        self._pieces = 0
+        self._lock = threading.Lock()
+        num_bytes = _HEADER_BYTES + 2 * (size + 1) * SLOT_BYTES
+        if os.fstat(fd).st_size < num_bytes:
+            # Every worker may do this, in any order: growing a file to the same size twice is harmless.
+            os.ftruncate(fd, num_bytes)
+        self._memory = mmap.mmap(fd, num_bytes)
+        counters = np.frombuffer(self._memory, np.int64, size * _LINE_BYTES // 8)
+        self._counters = counters.reshape(size, -1)[:, 0]
+
+    def all_reduce(self, array, op="sum"):
+        """Returns the sum (`op="sum"`) or the largest (`op="max"`) of every worker's `array`."""
+        array = np.asarray(array)
+        flat = np.ascontiguousarray(array).reshape(-1)
+        result = np.empty_like(flat)
+        self.reduce_into([flat], [result], flat.dtype, op=op)
+        return result.reshape(array.shape)
+
+    def reduce_into(self, sources, results, dtype, weight=None, op="sum"):
+        """Reduces several flat arrays as one: `results[i] = reduce over workers of weight * sources[i]`.
+
+        Args:
+            sources: one-dimensional arrays.
+            results: arrays of the same lengths, written in place; their dtype may be narrower than `dtype`.
+            dtype: dtype of the sum.
+            weight: this worker's factor. 0 means that this worker adds nothing, whatever its arrays hold
+                (a worker without rows has NaN gradients).
+            op: "sum" or "max".
+        """
+        dtype = np.dtype(dtype)
+        combine = {"sum": np.add, "max": np.maximum}[op]
+        lengths = [len(source) for source in sources]
+        total = sum(lengths)
+        room = SLOT_BYTES // dtype.itemsize
+        with self._lock:
+            for start in range(0, total, room):
+                stop = min(start + room, total)
+                slots, result = self._next_slots(stop - start, dtype)
+                _copy_pieces(sources, lengths, start, stop, slots[self.rank], weight)
+                self._meet()
+                low = (stop - start) * self.rank // self.size
+                high = (stop - start) * (self.rank + 1) // self.size
+                mine = result[low:high]
+                combine(slots[0][low:high], slots[1][low:high], out=mine)
+                for slot in slots[2:]:
+                    combine(mine, slot[low:high], out=mine)
+                self._meet()
+                _scatter_pieces(result, results, lengths, start, stop)
+
+    def all_gather(self, array):
+        """Returns every worker's `array`, in rank order; first dimensions may differ."""
+        array = np.ascontiguousarray(array)
+        sizes = np.zeros(self.size, np.int64)
+        sizes[self.rank] = array.nbytes
+        sizes = self.all_reduce(sizes)
+        parts = [np.empty(size, np.uint8) for size in sizes]
+        mine = array.reshape(-1).view(np.uint8)
+        with self._lock:
+            for start in range(0, int(sizes.max()), SLOT_BYTES):
+                slots, _ = self._next_slots(SLOT_BYTES, np.dtype(np.uint8))
+                piece = mine[start : start + SLOT_BYTES]
+                slots[self.rank][: len(piece)] = piece
+                self._meet()
+                for part, slot in zip(parts, slots, strict=True):
+                    into = part[start : start + SLOT_BYTES]
+                    into[:] = slot[: len(into)]
+        return [part.view(array.dtype).reshape(-1, *array.shape[1:]) for part in parts]
+
+    def broadcast(self, array):
+        """Returns worker 0's `array` on every worker."""
+        shape = np.shape(array)
+        array = np.ascontiguousarray(array)
+        received = np.empty(array.nbytes, np.uint8)
+        mine = array.reshape(-1).view(np.uint8)
+        with self._lock:
+            for start in range(0, array.nbytes, SLOT_BYTES):
+                slots, _ = self._next_slots(SLOT_BYTES, np.dtype(np.uint8))
+                into = received[start : start + SLOT_BYTES]
+                if self.rank == 0:
+                    slots[0][: len(into)] = mine[start : start + SLOT_BYTES]
+                self._meet()
+                into[:] = slots[0][: len(into)]
+        return received.view(array.dtype).reshape(shape)
+
+    def _next_slots(self, length, dtype):
+        # Two sets of slots in turn: whoever writes into a set again has met everybody in between, so nobody
+        # still reads what the set held before.
+        base = _HEADER_BYTES + (self._pieces % 2) * (self.size + 1) * SLOT_BYTES
+        self._pieces += 1
+        views = [
+            np.frombuffer(self._memory, dtype, length, base + index * SLOT_BYTES)
+            for index in range(self.size + 1)
+        ]
+        return views[:-1], views[-1]
+
+    def _meet(self):
+        """Waits until every worker has called this as often as this one."""
+        self._arrivals += 1
+        self._counters[self.rank] = self._arrivals
+        for _ in range(_SPINS):
+            if self._counters.min() >= self._arrivals:
+                return
+            os.sched_yield()
+        self._wait_in_naps()
+
+    def _wait_in_naps(self):
+        start = time.monotonic()
+        nap_s = _FIRST_NAP_S
+        reported = False
+        while self._counters.min() < self._arrivals:
+            time.sleep(nap_s)
+            nap_s = min(2 * nap_s, _LONGEST_NAP_S)
+            waited_s = time.monotonic() - start
+            if not reported and waited_s > _REPORT_AFTER_S:
+                self._on_wait(True)
+                reported = True
+            if waited_s > self._timeout_s:
+                missing = [rank for rank in range(self.size) if self._counters[rank] < self._arrivals]
+                raise PeerTimeout(
+                    f"Worker {self.rank} waited {waited_s:.0f} s in a collective for "
+                    f"worker{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} of {self.size}. "
+                    "A worker is stuck, or the workers do not run the same steps. "
+                    "If steps really take that long, raise the limit: `trireme run --timeout SECONDS`."
+                )
+        if reported:
+            self._on_wait(False)
+
+
+def _pieces_of(lengths, start, stop):
+    """Yields `(index, low, high, offset)`: entries low..high of array `index` lie at `offset` in the piece."""
+    begin = 0
+    for index, length in enumerate(lengths):
+        low, high = max(start - begin, 0), min(stop - begin, length)
+        if low < high:
+            yield index, low, high, begin + low - start
+        begin += length
+
+
+def _copy_pieces(sources, lengths, start, stop, slot, weight):
+    if weight is not None and weight == 0:
+        slot[:] = 0
+        return
+    for index, low, high, offset in _pieces_of(lengths, start, stop):
+        into = slot[offset : offset + high - low]
+        if weight is None:
+            np.copyto(into, sources[index][low:high], casting="unsafe")
+        else:
+            np.multiply(sources[index][low:high], into.dtype.type(weight), out=into, casting="unsafe")
+
+
+def _scatter_pieces(result, results, lengths, start, stop):
+    for index, low, high, offset in _pieces_of(lengths, start, stop):
+        np.copyto(results[index][low:high], result[offset : offset + high - low], casting="unsafe")

@@ -1,0 +1,102 @@
+"""Starts TensorFlow in a worker: its device, and its connection to the other workers."""
+
+import os
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf import tensorflow_server_pb2
+from tensorflow.python.eager import context as tf_context
+
+from trireme.backends.shared_memory import FD_VARIABLE, SharedMemoryGroup
+from trireme.backends.tensorflow.collectives import RuntimeCollectives, SharedMemoryCollectives
+from trireme.errors import ConfigurationError
+
+COLLECTIVES_VARIABLE = "TRIREME_COLLECTIVES"
+_CHOICES = ("auto", "shared_memory", "runtime")
+
+
+def use_local_device():
+    """Lets TensorFlow take GPU memory as it needs it, since processes may share a GPU's machine."""
+    for gpu in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)
+
+
+def connect(backend):
+    """Returns `(host collectives, in-graph collectives)` among the workers of the backend's cluster."""
+    choice = os.environ.get(COLLECTIVES_VARIABLE, "auto")
+    if choice not in _CHOICES:
+        raise ConfigurationError(
+            f"{COLLECTIVES_VARIABLE} is {choice!r}; it can be {', '.join(map(repr, _CHOICES))}."
+        )
+    has_shared_memory = backend.cluster.is_single_machine and FD_VARIABLE in os.environ
+    on_cpu = not tf.config.list_physical_devices("GPU")
+    if choice == "shared_memory" and not has_shared_memory:
+        raise ConfigurationError(
+            f"{COLLECTIVES_VARIABLE} is 'shared_memory', which takes workers of one machine started by `trireme run`. "
+            f"These are {backend.cluster!r}; leave the variable out."
+        )
+    if choice == "shared_memory" or (choice == "auto" and has_shared_memory and on_cpu):
+        group = SharedMemoryGroup(
+            int(os.environ[FD_VARIABLE]),
+            backend.cluster.rank,
+            backend.cluster.num_workers,
+            backend.timeout_s,
+            on_wait=backend.report_waiting,
+        )
+        return group, SharedMemoryCollectives(group)
+    backend.release_port()
+    _start_collective_runtime(backend.cluster)
+    collectives = RuntimeCollectives(backend.cluster.num_workers, backend.timeout_s)
+    return HostCollectives(collectives, backend.cluster), collectives
+
+
+def _start_collective_runtime(cluster):
+    """Joins the workers into one TensorFlow cluster: what `MultiWorkerMirroredStrategy` does at its start."""
+    leader = "/job:worker/replica:0/task:0"
+    context = tf_context.context()
+    context.configure_collective_ops(
+        collective_leader=leader,
+        scoped_allocator_enabled_ops=("CollectiveReduce",),
+        use_nccl_communication=bool(tf.config.list_physical_devices("GPU")),
+        device_filters=(f"/job:worker/task:{cluster.rank}",),
+    )
+    server = tensorflow_server_pb2.ServerDef(
+        cluster=tf.train.ClusterSpec({"worker": list(cluster.workers)}).as_cluster_def(),
+        job_name="worker",
+        task_index=cluster.rank,
+        protocol="grpc",
+    )
+    server.default_session_config.experimental.collective_group_leader = leader
+    context.enable_collective_ops(server)
+
+
+class HostCollectives:
+    """Collectives on NumPy arrays by TensorFlow's runtime; the counterpart of `SharedMemoryGroup`."""
+
+    def __init__(self, collectives, cluster):
+        self._collectives = collectives
+        self._cluster = cluster
+
+    def all_reduce(self, array, op="sum"):
+        """See `SharedMemoryGroup.all_reduce`."""
+        rows = np.stack(self.all_gather(array[np.newaxis]))
+        return {"sum": np.sum, "max": np.max}[op](rows, axis=0)[0].astype(array.dtype)
+
+    def all_gather(self, array):
+        """See `SharedMemoryGroup.all_gather`."""
+        as_bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        self._collectives.start_step("host")
+        sizes = self._collectives.all_gather(tf.constant([len(as_bytes)], tf.int32)).numpy()
+        # The runtime moves no bytes as such, so they travel as 32-bit words.
+        words = np.zeros(-(-len(as_bytes) // 4) * 4, np.uint8)
+        words[: len(as_bytes)] = as_bytes
+        rows = self._collectives.all_gather(tf.constant(words.view(np.int32))).numpy().view(np.uint8)
+        ends = np.cumsum([-(-size // 4) * 4 for size in sizes])
+        parts = [rows[end - -(-size // 4) * 4 :][:size] for end, size in zip(ends, sizes, strict=True)]
+        return [part.copy().view(array.dtype).reshape(-1, *array.shape[1:]) for part in parts]
+
+    def broadcast(self, array):
+        """See `SharedMemoryGroup.broadcast`."""
+        empty = np.zeros((0,), np.uint8)
+        mine = np.ascontiguousarray(array).reshape(-1).view(np.uint8) if self._cluster.is_chief else empty
+        return self.all_gather(mine)[0].view(array.dtype).reshape(array.shape)

@@ -1,0 +1,137 @@
+"""The only file that knows the steps of Keras' TensorFlow trainer.
+
+`train_step`, `test_step` and `predict_step` are replaced on the model instance. Each takes a `Shard` from our
+data adapter, tells the seams how many rows the global batch has, and calls the model's own step with this
+worker's rows.
+"""
+
+import typing
+
+import keras
+import tensorflow as tf
+from keras.src import tree
+
+from trireme.backends.step import Step, running
+from trireme.backends.tensorflow.gradients import exchange_gradients
+from trireme.data import rows_of
+
+
+class Shard(typing.NamedTuple):
+    """What one worker gets of a global batch: the number of all its rows, and the worker's own rows."""
+
+    num_rows: tf.Tensor
+    data: object
+
+
+def take_rows(batch, rank, num_workers):
+    """Returns worker `rank`'s `Shard` of the structure of tensors `batch`."""
+    leaves = [leaf for leaf in tree.flatten(batch) if leaf is not None]
+    num_rows = leaves[0].shape[0] if not isinstance(leaves[0], tf.RaggedTensor) else None
+    if num_rows is None:
+        num_rows = leaves[0].nrows() if isinstance(leaves[0], tf.RaggedTensor) else tf.shape(leaves[0])[0]
+    start, stop = rows_of(num_rows, rank, num_workers)
+    rows = tree.map_structure(lambda leaf: None if leaf is None else leaf[start:stop], batch)
+    return Shard(tf.cast(num_rows, tf.int32), rows)
+
+
+def sharded_function(function, cluster):
+    """Returns one of Keras' compiled loops, taking global batches where `function` takes `Shard`s."""
+
+    def call(batches):
+        if isinstance(batches, list):
+            return function([take_rows(batch, cluster.rank, cluster.num_workers) for batch in batches])
+        return function(take_rows(batch, cluster.rank, cluster.num_workers) for batch in batches)
+
+    return call
+
+
+def replace_steps(model, backend, number):
+    """Makes the three steps of `model` take a `Shard` and exchange what workers must share.
+
+    Args:
+        model: a `keras.Model`.
+        backend: the TensorFlow backend.
+        number: names this model among the connected ones, the same on every worker.
+    """
+    originals = {name: getattr(model, name) for name in ("train_step", "test_step", "predict_step")}
+
+    def step_of(shard, name):
+        backend.collectives.start_step(f"{name} of model {number}")
+        leaf = next(leaf for leaf in tree.flatten(shard.data) if leaf is not None)
+        num_local_rows = tf.cast(
+            leaf.nrows() if isinstance(leaf, tf.RaggedTensor) else tf.shape(leaf)[0], tf.int32
+        )
+        return running(Step(shard.num_rows, num_local_rows, backend.all_reduce_in_step))
+
+    def train_step(data):
+        if not isinstance(data, Shard):
+            return originals["train_step"](data)
+        with step_of(data, "train_step") as step:
+            state = layer_state(model)
+            before = [tf.identity(variable.value) for variable in state]
+            logs = originals["train_step"](data.data)
+            _exchange_state(state, before, step, backend.collectives)
+        return logs
+
+    def test_step(data):
+        if not isinstance(data, Shard):
+            return originals["test_step"](data)
+        with step_of(data, "test_step"):
+            return originals["test_step"](data.data)
+
+    def predict_step(data):
+        if not isinstance(data, Shard):
+            return originals["predict_step"](data)
+        with step_of(data, "predict_step"):
+            outputs = originals["predict_step"](data.data)
+            return tree.map_structure(backend.collectives.all_gather, outputs)
+
+    for step in (train_step, test_step, predict_step):
+        object.__setattr__(model, step.__name__, step)
+    for function in ("train_function", "test_function", "predict_function"):
+        # A function traced before would go on with the steps it was traced with.
+        setattr(model, function, None)
+
+
+def replace_apply(optimizer, backend):
+    """Makes `optimizer.apply` take this worker's gradients and apply their mean over the global batch.
+
+    Before clipping, accumulation, averaging and loss-scale checks, which all come after `apply` begins.
+    """
+    original = optimizer.apply
+
+    def apply(grads, trainable_variables=None):
+        grads = exchange_gradients(list(grads), backend.collectives, backend.cluster.num_workers)
+        return original(grads, trainable_variables)
+
+    object.__setattr__(optimizer, "apply", apply)
+
+
+def layer_state(model):
+    """Returns the float variables that layers update by themselves in a step: batch statistics and the like.
+
+    Frozen weights are not among them, nor is the state of a frozen layer.
+    """
+    return [
+        variable
+        for layer in model._flatten_layers()
+        if layer.trainable
+        for variable in layer._non_trainable_variables
+        if keras.backend.is_float_dtype(variable.dtype)
+    ]
+
+
+def _exchange_state(state, before, step, collectives):
+    """Adds to each variable the mean, over the rows, of what the workers' steps changed in it.
+
+    Changes are exchanged, not values: what no step changes keeps its bits for ever.
+    """
+    if not state:
+        return
+    changes = [variable.value - old for variable, old in zip(state, before, strict=True)]
+    changes = [step.or_zero(change) for change in changes]
+    for dtype in {change.dtype for change in changes}:
+        chosen = [index for index, change in enumerate(changes) if change.dtype == dtype]
+        sums = collectives.all_reduce([changes[index] for index in chosen], step.share)
+        for index, total in zip(chosen, sums, strict=True):
+            state[index].assign(before[index] + total)

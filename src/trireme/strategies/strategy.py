@@ -1,0 +1,122 @@
+"""What all strategies have in common: a cluster, a backend, a scope."""
+
+import contextlib
+import contextvars
+import os
+
+from trireme.cluster.machine import keras_backend
+from trireme.cluster.resolve import resolve
+
+_current = contextvars.ContextVar("trireme_current_strategy", default=None)
+
+
+class Strategy:
+    """How a model trains on several devices. Use one of its subclasses.
+
+    A model that is made or compiled in the strategy's `scope()` trains, evaluates and predicts by it, also
+    after the scope has ended:
+
+    ```python
+    strategy = trireme.MirroredStrategy()
+    with strategy.scope():
+        model = keras.Sequential([...])
+        model.compile("adam", "mse")
+    model.fit(x, y, batch_size=128)  # the global batch size
+    ```
+
+    Attributes:
+        cluster: the processes of the run, a `trireme.cluster.Cluster`.
+        backend: the Keras backend's side of it.
+    """
+
+    def __init__(self, cluster, backend):
+        self.cluster = cluster
+        self.backend = backend
+
+    @property
+    def num_replicas_in_sync(self):
+        """The number of copies of the model that each step's gradients are averaged over."""
+        return self.cluster.num_replicas
+
+    @contextlib.contextmanager
+    def scope(self):
+        """Returns a context manager; models made or compiled in it are trained by this strategy."""
+        from trireme.backends.scope import entered
+
+        token = _current.set(self)
+        try:
+            with entered(self):
+                yield self
+        finally:
+            _current.reset(token)
+
+    def reduce(self, reduce_op, value, axis=None):
+        """Returns one value from every worker's `value`.
+
+        Args:
+            reduce_op: `"sum"`, `"mean"` or `"max"`, in upper or lower case.
+            value: an array, number or tensor; the same shape on every worker.
+            axis: an axis of `value` to reduce as well, or None.
+
+        Returns:
+            A NumPy array, the same on every worker.
+        """
+        import keras
+        import numpy as np
+
+        operation = str(reduce_op).rsplit(".", 1)[-1].lower()
+        functions = {"sum": np.sum, "mean": np.mean, "max": np.max}
+        if operation not in functions:
+            from trireme.errors import UsageError
+
+            raise UsageError(f"reduce_op is {reduce_op!r}; it can be 'sum', 'mean' or 'max'.")
+        array = np.asarray(keras.ops.convert_to_numpy(value))
+        if axis is not None:
+            array = functions[operation](array, axis=axis)
+        if operation == "mean":
+            return self.backend.all_reduce(array.astype(np.result_type(array, np.float32))) / (
+                self.cluster.num_workers
+            )
+        return self.backend.all_reduce(array, operation)
+
+    def gather(self, value, axis=0):
+        """Returns every worker's `value`, joined along `axis` in rank order; the same on every worker.
+
+        Args:
+            value: an array or tensor whose other axes are the same length on every worker.
+            axis: the axis to join.
+        """
+        import keras
+        import numpy as np
+
+        array = np.moveaxis(np.asarray(keras.ops.convert_to_numpy(value)), axis, 0)
+        return np.moveaxis(np.concatenate(self.backend.all_gather(array)), 0, axis)
+
+    def __repr__(self):
+        return f"{type(self).__name__}({self.num_replicas_in_sync} replicas on {self.backend.name}, {self.cluster!r})"
+
+
+def get_strategy():
+    """Returns the strategy whose scope this is in; outside of any, a `OneDeviceStrategy`."""
+    strategy = _current.get()
+    if strategy is None:
+        from trireme.strategies.one_device import OneDeviceStrategy
+
+        strategy = OneDeviceStrategy()
+    return strategy
+
+
+def is_chief():
+    """Returns whether this process is worker 0, which writes and prints for all. True outside of a cluster."""
+    return resolve(os.environ).is_chief
+
+
+def loaded_backend():
+    """Returns the backend object of the Keras backend this process uses."""
+    import sys
+
+    from trireme import backends
+
+    keras = sys.modules.get("keras")
+    # Keras, once imported, has chosen; the variable may have changed since.
+    return backends.load(keras.backend.backend() if keras is not None else keras_backend(os.environ))
