@@ -17,10 +17,17 @@ SOURCE_FOLDER = "/trireme/source"
 WORK_FOLDER = "/trireme/work"
 NODE_LOST_S = 60
 
-_COPY = (
-    f"import shutil; shutil.copytree({SOURCE_FOLDER!r}, {WORK_FOLDER!r}, "
-    "ignore=shutil.ignore_patterns('..*'), dirs_exist_ok=True)"
-)
+# The entries one by one: the folder they go to belongs to root, and its mode is not for others to set. A mounted
+# ConfigMap keeps what it holds in hidden folders, to which it links.
+_COPY = f"""\
+import os, shutil
+for name in os.listdir({SOURCE_FOLDER!r}):
+    path, copy = os.path.join({SOURCE_FOLDER!r}, name), os.path.join({WORK_FOLDER!r}, name)
+    if os.path.isdir(path) and not name.startswith(".."):
+        shutil.copytree(path, copy, dirs_exist_ok=True)
+    elif not name.startswith(".."):
+        shutil.copy(path, copy)
+"""
 
 
 def pod_template(job: KubernetesJob, role: str) -> dict[str, Any]:
@@ -39,7 +46,7 @@ def config_map_keys(source: Source) -> dict[str, str]:
     """The key of each shipped file in the ConfigMap: keys know no folders, and fewer characters."""
     keys: dict[str, str] = {}
     for path, _ in source.files:
-        key = start = re.sub(r"[^-._a-zA-Z0-9]", "_", path.replace("/", "__")).lstrip(".")[:240] or "file"
+        key = start = re.sub(r"[^-._a-zA-Z0-9]", "_", path.replace("/", ".")).lstrip(".")[:240] or "file"
         number = 1
         while key in keys.values():
             number += 1

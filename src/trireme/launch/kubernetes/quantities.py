@@ -23,7 +23,7 @@ _NUMBER = r"(?P<number>[0-9]+(?:[.][0-9]*)?|[.][0-9]+)"
 _QUANTITY = re.compile(
     rf"[+]?{_NUMBER}(?:(?P<suffix>[KMGTPE]i|[numkMGTPE]?)|[eE](?P<exponent>[+-]?[0-9]{{1,3}}))"
 )
-_HABITS = re.compile(rf"{_NUMBER}\s*(?P<letter>[kKmMgGtTpP])(?P<binary>i?)[bB]?", re.ASCII)
+_HABITS = re.compile(rf"{_NUMBER}\s*(?P<letter>[kKmMgGtTpP])i?[bB]?", re.ASCII)
 
 
 def parse_quantity(text: str) -> Fraction:
@@ -88,12 +88,14 @@ def half(memory: str) -> str:
 
 
 def _meant(text: str) -> str:
-    """The quantity a person most likely meant by a spelling that Kubernetes does not know."""
+    """The amount of memory a person most likely meant by what is none."""
     match = _HABITS.fullmatch(text.strip())
-    if match is None:
-        digits = re.fullmatch(r"[0-9]{1,4}", text)
-        return f"{text}Gi" if digits and int(text) else "16Gi"
-    return f"{match['number']}{match['letter'].upper()}i"
+    guess = f"{match['number']}{match['letter'].upper()}i" if match else f"{text}Gi"
+    try:
+        value = parse_quantity(guess)
+    except ValueError:
+        return "16Gi"
+    return guess if SMALLEST_MEMORY <= value <= LARGEST and value.denominator == 1 else "16Gi"
 
 
 def _plain(value: Fraction) -> str:

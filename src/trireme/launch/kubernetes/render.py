@@ -41,7 +41,7 @@ def render(job: KubernetesJob) -> list[dict[str, Any]]:
 
 def header(job: KubernetesJob) -> str:
     """The run in a sentence, and the commands with which a person starts, watches and ends it."""
-    pods = " and ".join(f"{count} {role}{'s' if count > 1 else ''}" for role, count in job.roles.items())
+    pods = " and ".join(f"{count} {role} pod{'s' if count > 1 else ''}" for role, count in job.roles.items())
     namespace = f" --namespace {job.namespace}" if job.namespace else ""
     chosen = f"--selector {RUN_LABEL}={job.name}{namespace}"
     kinds = ("jobsets", "configmaps") if job.jobset else ("jobs", "services", "configmaps")

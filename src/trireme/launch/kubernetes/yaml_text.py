@@ -72,6 +72,11 @@ class _Dumper(yaml.SafeDumper):
         analysis.allow_block = analysis.allow_block or _LITERAL.fullmatch(scalar) is not None
         return analysis
 
+    def determine_block_hints(self, text: str) -> str:
+        # kubectl looks for the indentation in the first line, and a tab there must not be part of it.
+        hints: str = super().determine_block_hints(text)
+        return f"{self.best_indent}{hints}" if text.startswith("\t") else hints
+
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
