@@ -45,13 +45,15 @@ def pod_template(job: KubernetesJob, role: str) -> dict[str, Any]:
 def config_map_keys(source: Source) -> dict[str, str]:
     """The key of each shipped file in the ConfigMap: keys know no folders, and fewer characters."""
     keys: dict[str, str] = {}
+    taken: set[str] = set()
     for path, _ in source.files:
         key = start = re.sub(r"[^-._a-zA-Z0-9]", "_", path.replace("/", ".")).lstrip(".")[:240] or "file"
         number = 1
-        while key in keys.values():
+        while key in taken:
             number += 1
             key = f"{start}-{number}"
         keys[path] = key
+        taken.add(key)
     return keys
 
 
