@@ -1,7 +1,27 @@
-"""Distribution strategies for Keras 3: one script on one device, on every device of a machine, on a cluster."""
+"""Distribution strategies for Keras 3: one script on one device, all devices of a machine, or a cluster."""
 
-from trireme.errors import TriremeError
+from trireme.errors import TriremeError, WorkersFailed
+from trireme.launch.function import launch
+from trireme.strategies import (
+    MirroredStrategy,
+    MultiWorkerMirroredStrategy,
+    OneDeviceStrategy,
+    Strategy,
+    get_strategy,
+    is_chief,
+)
 
 __version__ = "0.1.0"
 
-__all__ = ["TriremeError", "__version__"]
+__all__ = [
+    "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
+    "OneDeviceStrategy",
+    "Strategy",
+    "TriremeError",
+    "WorkersFailed",
+    "get_strategy",
+    "is_chief",
+    "launch",
+    "__version__",
+]
