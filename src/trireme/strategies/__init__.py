@@ -1,5 +1,7 @@
 """What the user picks: how a model trains on several devices."""
 
+from collections.abc import Callable
+
 from trireme.errors import UsageError
 from trireme.strategies.mirrored import MirroredStrategy, MultiWorkerMirroredStrategy
 from trireme.strategies.one_device import OneDeviceStrategy
@@ -15,14 +17,14 @@ __all__ = [
     "is_chief",
 ]
 
-_BY_NAME = {
+_BY_NAME: dict[str, Callable[[], Strategy]] = {
     "mirrored": MirroredStrategy,
     "multi_worker_mirrored": MultiWorkerMirroredStrategy,
     "one_device": OneDeviceStrategy,
 }
 
 
-def by_name(name):
+def by_name(name: str) -> Callable[[], Strategy]:
     """Returns the strategy class that `trireme run --strategy NAME` means.
 
     Raises:

@@ -1,6 +1,7 @@
 """All-reduce: a copy of the model on every device, and the mean of their gradients in each step."""
 
 import os
+from typing import Any
 
 from trireme.cluster.cluster import Cluster
 from trireme.cluster.resolve import resolve
@@ -26,7 +27,7 @@ class MirroredStrategy(Strategy):
             `trireme.launch(function, replicas=N)` works there.
     """
 
-    def __init__(self, num_replicas=None):
+    def __init__(self, num_replicas: int | None = None) -> None:
         if num_replicas is not None and (not isinstance(num_replicas, int) or num_replicas < 1):
             raise UsageError(
                 f"num_replicas is {num_replicas!r}; it must be a whole number of at least 1, or None."
@@ -53,7 +54,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
     cluster. Without any cluster this is `MirroredStrategy`.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         if not is_worker() and resolve(os.environ).num_workers > 1:
             from trireme.launch.relaunch import relaunch
 
@@ -61,12 +62,12 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         super().__init__()
 
 
-def is_worker():
+def is_worker() -> bool:
     """Returns whether this process was started as a worker by Trireme's launcher."""
     return bool(os.environ.get("TRIREME_RELAUNCHED"))
 
 
-def _cluster_of_this_machine(backend, num_replicas):
+def _cluster_of_this_machine(backend: Any, num_replicas: int | None) -> Cluster:
     num_replicas = num_replicas or backend.num_local_devices()
     if num_replicas > 1 and not backend.drive(num_replicas):
         from trireme.launch.relaunch import relaunch

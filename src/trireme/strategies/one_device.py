@@ -10,5 +10,5 @@ class OneDeviceStrategy(Strategy):
     For scripts that take their strategy as an option.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(Cluster(), loaded_backend())

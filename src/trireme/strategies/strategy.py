@@ -3,11 +3,16 @@
 import contextlib
 import contextvars
 import os
+from collections.abc import Iterator
+from typing import Any
 
+from trireme.cluster.cluster import Cluster
 from trireme.cluster.machine import keras_backend
 from trireme.cluster.resolve import resolve
 
-_current = contextvars.ContextVar("trireme_current_strategy", default=None)
+_current: contextvars.ContextVar["Strategy | None"] = contextvars.ContextVar(
+    "trireme_current_strategy", default=None
+)
 
 
 class Strategy:
@@ -29,17 +34,17 @@ class Strategy:
         backend: the Keras backend's side of it.
     """
 
-    def __init__(self, cluster, backend):
+    def __init__(self, cluster: Cluster, backend: Any) -> None:
         self.cluster = cluster
         self.backend = backend
 
     @property
-    def num_replicas_in_sync(self):
+    def num_replicas_in_sync(self) -> int:
         """The number of copies of the model that each step's gradients are averaged over."""
         return self.cluster.num_replicas
 
     @contextlib.contextmanager
-    def scope(self):
+    def scope(self) -> Iterator["Strategy"]:
         """Returns a context manager; models made or compiled in it are trained by this strategy."""
         from trireme.backends.scope import entered
 
@@ -50,7 +55,7 @@ class Strategy:
         finally:
             _current.reset(token)
 
-    def reduce(self, reduce_op, value, axis=None):
+    def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
         """Returns one value from every worker's `value`.
 
         Args:
@@ -65,7 +70,7 @@ class Strategy:
         import numpy as np
 
         operation = str(reduce_op).rsplit(".", 1)[-1].lower()
-        functions = {"sum": np.sum, "mean": np.mean, "max": np.max}
+        functions: dict[str, Any] = {"sum": np.sum, "mean": np.mean, "max": np.max}
         if operation not in functions:
             from trireme.errors import UsageError
 
@@ -79,7 +84,7 @@ class Strategy:
             )
         return self.backend.all_reduce(array, operation)
 
-    def gather(self, value, axis=0):
+    def gather(self, value: Any, axis: int = 0) -> Any:
         """Returns every worker's `value`, joined along `axis` in rank order; the same on every worker.
 
         Args:
@@ -92,11 +97,11 @@ class Strategy:
         array = np.moveaxis(np.asarray(keras.ops.convert_to_numpy(value)), axis, 0)
         return np.moveaxis(np.concatenate(self.backend.all_gather(array)), 0, axis)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{type(self).__name__}({self.num_replicas_in_sync} replicas on {self.backend.name}, {self.cluster!r})"
 
 
-def get_strategy():
+def get_strategy() -> Strategy:
     """Returns the strategy whose scope this is in; outside of any, a `OneDeviceStrategy`."""
     strategy = _current.get()
     if strategy is None:
@@ -106,12 +111,12 @@ def get_strategy():
     return strategy
 
 
-def is_chief():
+def is_chief() -> bool:
     """Returns whether this process is worker 0, which writes and prints for all. True outside of a cluster."""
     return resolve(os.environ).is_chief
 
 
-def loaded_backend():
+def loaded_backend() -> Any:
     """Returns the backend object of the Keras backend this process uses."""
     import sys
 
