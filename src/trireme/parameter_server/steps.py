@@ -73,9 +73,10 @@ class Steps:
         return max((member.step for member in known), default=0)
 
     def current_step(self, without: int | None = None) -> int:
-        """The step of the slowest worker that still has rows, perhaps `without` one of them."""
+        """The oldest step that is under way, perhaps `without` what one of the workers does."""
         others = [member for rank, member in self.members.items() if rank != without]
-        return min((m.step for m in others if m.idle_epoch is None), default=self.newest_step)
+        busy = [member.step for member in others if member.idle_epoch is None]
+        return min([*busy, *self._pending], default=self.newest_step)
 
     def join(self, sender: Sender, step: int | None, idle_epoch: int | None) -> int | None:
         """Counts a worker in; returns the oldest of its pushes that is not here, None if it is unknown here.
