@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from trireme.errors import BackupDamaged, BackupNotWritten, BackupWarning, UsageError
+from trireme.errors import BackupDamaged, BackupNotWritten, BackupStorageFull, BackupWarning, UsageError
 from trireme.recovery import Backups, Snapshot
 from trireme.recovery.store import LocalStore
 
@@ -312,6 +312,26 @@ def test_a_place_that_cannot_be_written_is_an_error_with_the_place(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(BackupNotWritten, match=r"epoch 2, step 7 could not be stored in .*file"):
         Backups(tmp_path / "file").save(snapshot(7, epoch=2))
+
+
+@pytest.mark.parametrize("ending", [".data", ".manifest"])
+def test_whichever_file_does_not_fit_leaves_nothing(backups, ending):
+    class FullStore:
+        location = backups.location
+
+        def __getattr__(self, name):
+            return getattr(backups.store, name)
+
+        def write(self, name, parts):
+            if name.endswith(ending):
+                raise OSError(28, "No space left on device")
+            backups.store.write(name, parts)
+
+    backups.save(snapshot(1))
+    before = backups.store.names()
+    with pytest.raises(BackupStorageFull, match=r"step 2 could not be stored .* no room"):
+        Backups(FullStore()).save(snapshot(2))
+    assert backups.store.names() == before
 
 
 def test_old_ones_that_cannot_be_removed_do_not_fail_the_new_one(tmp_path, monkeypatch):

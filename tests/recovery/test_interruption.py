@@ -74,6 +74,9 @@ def test_killed_at_any_call_there_is_the_old_backup_or_the_new_one(tmp_path):
             warnings.simplefilter("ignore", BackupWarning)
             newest = backups.load_newest()
         found.append(newest.step)
+        assert {backups.load(name).step for name in backups.names()} <= {1, 2, 3}, (
+            "what has a manifest is whole"
+        )
         assert (newest.arrays["a"] == newest.step).all()
         backups.save(newest)
         assert len(backups.store.names()) <= 6, (

@@ -5,38 +5,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trireme.errors import UsageError
-from trireme.recovery import Failure, Restart, RestartPolicy, Stop, decide
+from trireme.recovery import FailedAttempt, Restart, RestartPolicy, Stop, decide
 
 POLICY = RestartPolicy(max_restarts=3, first_delay_s=1.0, longest_delay_s=5.0)
 
 
 def killed(step, rank=1):
-    return Failure(rank, -9, step)
+    return FailedAttempt(rank, -9, step)
 
 
 def raised(step, exception="ValueError", exit_code=1, rank=1):
-    return Failure(rank, exit_code, step, exception)
+    return FailedAttempt(rank, exit_code, step, exception)
 
 
 def preempted(step):
-    return Failure(1, 143, step)
+    return FailedAttempt(1, 143, step)
 
 
 def lost_peer(step):
-    return Failure(0, 75, step, "PeerLost")
+    return FailedAttempt(0, 75, step, "PeerLost")
 
 
-DISAPPEARED = Failure(1, None, 5)
-STUCK = Failure(1, None, 5, is_stuck=True)
+DISAPPEARED = FailedAttempt(1, None, 5)
+STUCK = FailedAttempt(1, None, 5, is_stuck=True)
 
 # history, failure, (after_s, is_counted, restarts_left) or the exit code of the run
 TABLE = {
     "killed": ([], killed(5), (0.0, True, 2)),
     "disappeared": ([], DISAPPEARED, (0.0, True, 2)),
     "stuck": ([], STUCK, (0.0, True, 2)),
-    "the script's own exit code, no exception": ([], Failure(0, 3, 5), (0.0, True, 2)),
-    "segmentation fault at the same step": ([Failure(1, -11, 5)], Failure(1, -11, 5), (1.0, True, 1)),
-    "a number that is no signal": ([], Failure(1, -99, 5), (0.0, True, 2)),
+    "the script's own exit code, no exception": ([], FailedAttempt(0, 3, 5), (0.0, True, 2)),
+    "segmentation fault at the same step": (
+        [FailedAttempt(1, -11, 5)],
+        FailedAttempt(1, -11, 5),
+        (1.0, True, 1),
+    ),
+    "killed, in the words of a shell": ([], FailedAttempt(1, 137, 5), (0.0, True, 2)),
     # Back-off: only failures in a row that get no further wait, and progress forgives them.
     "killed at the same step": ([killed(5)], killed(5), (1.0, True, 1)),
     "killed earlier than before": ([killed(5)], killed(2), (1.0, True, 1)),
@@ -61,14 +65,14 @@ TABLE = {
     "the same exception before the first step": ([raised(None)], raised(None), 1),
     "killed where it raised": ([raised(5)], killed(5), (1.0, True, 1)),
     # Never retried, even the first time.
-    "usage": ([], Failure(0, 64, None, "UsageError"), 64),
-    "configuration": ([], Failure(0, 78, None, "ConfigurationError"), 78),
-    "somebody else's budget": ([], Failure(0, 65, 5), 65),
-    "Ctrl-C": ([], Failure(0, 130, 5, "KeyboardInterrupt"), 130),
-    "Ctrl-C that no handler saw": ([], Failure(0, -2, 5), 130),
+    "usage": ([], FailedAttempt(0, 64, None, "UsageError"), 64),
+    "configuration": ([], FailedAttempt(0, 78, None, "ConfigurationError"), 78),
+    "somebody else's budget": ([], FailedAttempt(0, 65, 5), 65),
+    "Ctrl-C": ([], FailedAttempt(0, 130, 5, "KeyboardInterrupt"), 130),
+    "Ctrl-C that no handler saw": ([], FailedAttempt(0, -2, 5), 130),
     # Preemption is nobody's fault and never counts, saved (143) or not (-15).
     "preempted": ([], preempted(5), (0.0, False, 3)),
-    "preempted before it had a handler": ([], Failure(1, -15, None), (1.0, False, 3)),
+    "preempted before it had a handler": ([], FailedAttempt(1, -15, None), (1.0, False, 3)),
     "preempted with the budget used up": ([killed(1), killed(2), killed(3)], preempted(4), (0.0, False, 0)),
     "killed after preemptions": ([preempted(1), preempted(2), preempted(3)], killed(4), (0.0, True, 2)),
     "preempted again and again before a step": ([preempted(None)] * 9, preempted(None), (5.0, False, 3)),
@@ -98,7 +102,7 @@ def test_the_decision(history, failure, expected):
         (killed(5), 137),  # what a shell reports
         (raised(5, exit_code=3), 3),
         (preempted(5), 143),
-        (Failure(1, -15, 5), 143),
+        (FailedAttempt(1, -15, 5), 143),
         (lost_peer(5), 75),
         (DISAPPEARED, 75),  # for the launcher, a peer was lost
         (STUCK, 1),
@@ -114,9 +118,10 @@ def test_without_restarts_the_run_ends_as_its_worker_did(failure, exit_code):
     "failure, text",
     [
         (killed(5), "rank 1 was killed by SIGKILL at step 5"),
-        (Failure(1, -99, 5), "rank 1 was killed by signal 99 at step 5"),
+        (FailedAttempt(1, 137, 5), "rank 1 was killed by SIGKILL at step 5"),
         (raised(None), "rank 1 raised ValueError (exit code 1) before its first step"),
-        (Failure(1, 3, 5), "rank 1 ended (exit code 3) at step 5"),
+        (FailedAttempt(1, 3, 5), "rank 1 ended with exit code 3 at step 5"),
+        (FailedAttempt(1, 200, 5), "rank 1 ended with exit code 200 at step 5"),
         (DISAPPEARED, "rank 1 disappeared at step 5"),
         (STUCK, "rank 1 was stuck at step 5"),
         (preempted(0), "rank 1 was preempted (SIGTERM) at step 0"),
@@ -129,9 +134,13 @@ def test_the_reason_says_who_what_and_where(failure, text):
     assert decide(failure, [], RestartPolicy(max_restarts=0)).reason.startswith(text)
 
 
+def test_both_ways_to_write_a_signal_are_the_same():
+    assert FailedAttempt(1, -9, 5) == FailedAttempt(1, 137, 5)
+
+
 def test_success_is_no_failure():
     with pytest.raises(UsageError, match="Rank 2 ended with exit code 0"):
-        Failure(2, 0)
+        FailedAttempt(2, 0)
 
 
 def test_a_wrong_policy_names_all_that_is_wrong():
@@ -143,11 +152,11 @@ def test_a_wrong_policy_names_all_that_is_wrong():
 
 
 failures = st.builds(
-    Failure,
+    FailedAttempt,
     rank=st.integers(0, 3),
     exit_code=st.sampled_from([None, -15, -11, -9, 1, 2, 75, 137, 143]),
     step=st.none() | st.integers(0, 5),
-    exception=st.none() | st.sampled_from(["ValueError", "KeyError"]),
+    exception=st.sampled_from(["", "ValueError", "KeyError"]),
 )
 
 
@@ -163,7 +172,7 @@ def test_delays_are_bounded_and_restarts_within_the_budget(history, failure):
 def test_a_run_that_never_gets_anywhere_ends(exit_codes):
     history = []
     for exit_code in exit_codes:
-        failure = Failure(0, exit_code, 3)
+        failure = FailedAttempt(0, exit_code, 3)
         if isinstance(decide(failure, history, POLICY), Stop):
             return
         history.append(failure)

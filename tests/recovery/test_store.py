@@ -8,6 +8,7 @@ import uuid
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from trireme.errors import ConfigurationError
 from trireme.recovery.store import FsspecStore, LocalStore, open_store
@@ -123,6 +124,28 @@ def test_the_content_is_on_the_disk_before_the_name_is_and_the_name_before_write
     monkeypatch.setattr(os, "replace", record_replace)
     LocalStore(tmp_path / "folder").write("a", [b"x"])
     assert events == [("fsync", "a.partial"), ("rename", "a"), ("fsync", "folder")]
+
+
+class ListedMemory(MemoryFileSystem):
+    """A file system that remembers its listings until it is told to forget them, as those of object stores do."""
+
+    protocol = "listed"
+
+    def ls(self, path, detail=True, **options):
+        if path not in self.dircache:
+            self.dircache[path] = super().ls(path, detail, **options)
+        return self.dircache[path]
+
+    def invalidate_cache(self, path=None):
+        self.dircache.clear()
+
+
+def test_listings_are_fresh():
+    fsspec.register_implementation("listed", ListedMemory, clobber=True)
+    reader = open_store(f"listed://{uuid.uuid4().hex}")
+    for name in ("a", "b"):
+        MemoryFileSystem().pipe(f"{reader._folder}/{name}", b"x")
+        assert name in reader.names()
 
 
 def test_a_home_folder_is_understood(tmp_path, monkeypatch):

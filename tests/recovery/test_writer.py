@@ -281,7 +281,7 @@ def test_a_script_that_forgets_to_close_ends_and_leaves_its_backup(tmp_path):
 
 HANDLERS = {
     # The second signal finds a handler that only takes note.
-    "noted": "signal.signal(signal.SIGTERM, lambda *_: None)",
+    "noted": "signal.signal(signal.SIGTERM, lambda *_: told.set())",
     # The first and the second signal raise out of whatever the main thread does, `close` included.
     "raises": "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))",
 }
@@ -290,10 +290,11 @@ HANDLERS = {
 @pytest.mark.parametrize("handler", HANDLERS.values(), ids=HANDLERS)
 def test_a_second_sigterm_during_the_last_backup_does_not_cost_it(tmp_path, handler):
     program = f"""
+    told = threading.Event()
     {handler}
     try:
         print("ready", flush=True)
-        signal.pause()
+        told.wait()
     except SystemExit:
         pass
     writer.submit(snapshot(2))

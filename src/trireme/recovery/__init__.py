@@ -7,7 +7,7 @@ used, so that a supervisor that only decides does not wait for it.
 
 from typing import TYPE_CHECKING, Any
 
-from trireme.recovery.policy import Decision, Failure, Restart, RestartPolicy, Stop, decide
+from trireme.recovery.policy import Decision, FailedAttempt, Restart, RestartPolicy, Stop, decide
 
 if TYPE_CHECKING:
     from trireme.recovery.backups import Backups
@@ -20,7 +20,7 @@ __all__ = [
     "Backups",
     "BackupWriter",
     "Snapshot",
-    "Failure",
+    "FailedAttempt",
     "RestartPolicy",
     "Decision",
     "Restart",

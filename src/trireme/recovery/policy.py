@@ -21,49 +21,50 @@ from trireme.errors import (
 
 # Another start meets the same command line, the same environment or the same verdict.
 NEVER_RETRIED = frozenset({EXIT_USAGE, EXIT_RESTART_BUDGET_USED_UP, EXIT_CONFIGURATION})
-# -15 is a worker that was told to stop before it could install a handler that saves.
-PREEMPTED = frozenset({EXIT_TERMINATED, -signal.SIGTERM})
-INTERRUPTED = frozenset({EXIT_INTERRUPTED, -signal.SIGINT})
+_SIGNALLED = 128
 
 
 @dataclass(frozen=True)
-class Failure:
-    """The first failure of one attempt of the run; what it dragged along is not reported.
+class FailedAttempt:
+    """How one attempt of the run failed: its first failure, without those that it dragged along.
 
-    `exit_code` is what `subprocess.Popen.returncode` says (negative: killed by that signal), None for a
-    worker that ended without one: it disappeared with its machine, or it was `stuck` and the supervisor ended
-    it. `step` counts over the whole run, None before the first step. `exception` is the type of the Python
-    exception that ended the worker ("ValueError"), None where there was none.
+    `exit_code` is what the worker ended with; killed by signal N it may be given as -N or as 128 + N and is
+    kept as the latter. None stands for a worker that ended without one: it disappeared with its machine, or it
+    `is_stuck` and the supervisor ended it. `step` counts over the whole run, None before the first one.
+    `exception` is the type of the Python exception that ended the worker, empty where there was none.
     """
 
     rank: int
     exit_code: int | None
     step: int | None = None
-    exception: str | None = None
+    exception: str = ""
     is_stuck: bool = False
 
     def __post_init__(self) -> None:
         if self.exit_code == 0:
             raise UsageError(f"Rank {self.rank} ended with exit code 0, which is no failure to decide about.")
+        if self.exit_code is not None and self.exit_code < 0:
+            object.__setattr__(self, "exit_code", _SIGNALLED - self.exit_code)
 
     def __str__(self) -> str:
-        return f"rank {self.rank} {self._event()} {_place(self.step)}"
+        place = "before its first step" if self.step is None else f"at step {self.step}"
+        return f"rank {self.rank} {self._event()} {place}"
 
     def _event(self) -> str:
         if self.is_stuck:
             return "was stuck"
         if self.exit_code is None:
             return "disappeared"
-        if self.exit_code in PREEMPTED:
+        if self.exit_code == EXIT_TERMINATED:
             return "was preempted (SIGTERM)"
-        if self.exit_code in INTERRUPTED:
+        if self.exit_code == EXIT_INTERRUPTED:
             return "was interrupted"
-        if self.exit_code < 0:
-            return f"was killed by {_signal_name(-self.exit_code)}"
         if self.exit_code == EXIT_PEER_LOST:
             return f"lost a peer (exit code {EXIT_PEER_LOST})"
-        raised = f"raised {self.exception}" if self.exception else "ended"
-        return f"{raised} (exit code {self.exit_code})"
+        if self.exception:
+            return f"raised {self.exception} (exit code {self.exit_code})"
+        name = _signal_name(self.exit_code - _SIGNALLED)
+        return f"was killed by {name}" if name else f"ended with exit code {self.exit_code}"
 
 
 @dataclass(frozen=True)
@@ -112,82 +113,80 @@ class Stop:
 Decision = Restart | Stop
 
 
-def decide(failure: Failure, history: Sequence[Failure], policy: RestartPolicy) -> Decision:
-    """Return what to do after `failure`; `history` holds the earlier failures of the same run, oldest
-    first."""
-    if failure.exit_code in INTERRUPTED:
-        return Stop(f"{failure}: somebody pressed Ctrl-C", EXIT_INTERRUPTED)
-    if failure.exit_code in NEVER_RETRIED:
-        return Stop(f"{failure}: another start would end the same way", _exit_code(failure))
+def decide(failed: FailedAttempt, history: Sequence[FailedAttempt], policy: RestartPolicy) -> Decision:
+    """Return what to do after an attempt failed; `history` holds those before it, oldest first.
+
+    It is asked about runs that failed. A run that was itself told to end, or that is over its time, just ends.
+    """
+    if failed.exit_code == EXIT_INTERRUPTED:
+        return Stop(f"{failed}: somebody pressed Ctrl-C", EXIT_INTERRUPTED)
+    if failed.exit_code in NEVER_RETRIED:
+        return Stop(f"{failed}: another start would end the same way", _exit_code(failed))
     if policy.max_restarts == 0:
-        return Stop(f"{failure}: no restarts were asked for (--max-restarts)", _exit_code(failure))
-    if _repeats(failure, history):
-        return Stop(f"{failure}, as it did before: a restart does not help", _exit_code(failure))
-    return _within_budget(failure, history, policy)
+        return Stop(f"{failed}: no restarts were asked for (--max-restarts)", _exit_code(failed))
+    if _repeats(failed, history):
+        return Stop(f"{failed}, as it did before: a restart does not help", _exit_code(failed))
+    return _within_budget(failed, history, policy)
 
 
-def _within_budget(failure: Failure, history: Sequence[Failure], policy: RestartPolicy) -> Decision:
-    is_counted = _is_counted(failure, history)
+def _within_budget(
+    failed: FailedAttempt, history: Sequence[FailedAttempt], policy: RestartPolicy
+) -> Decision:
+    is_counted = _is_counted(failed, history)
     spent = sum(_is_counted(earlier, history[:index]) for index, earlier in enumerate(history))
     if is_counted and spent >= policy.max_restarts:
-        reason = f"{failure}: all {policy.max_restarts} restarts are used up (--max-restarts)"
+        reason = f"{failed}: all {policy.max_restarts} restarts are used up (--max-restarts)"
         return Stop(reason, EXIT_RESTART_BUDGET_USED_UP)
     left = policy.max_restarts - spent - is_counted
-    return Restart(_delay_s(failure, history, policy), str(failure), is_counted, left)
+    return Restart(_delay_s(failed, history, policy), str(failed), is_counted, left)
 
 
-def _is_counted(failure: Failure, earlier: Sequence[Failure]) -> bool:
-    """A preempted worker did nothing wrong. Nor did one that lost a peer, but if that is all that ever
-    happens and no step is gained by it, a budget must end it."""
-    if failure.exit_code in PREEMPTED:
+def _is_counted(failed: FailedAttempt, earlier: Sequence[FailedAttempt]) -> bool:
+    """A preempted worker did nothing wrong. Nor did one that lost a peer, but if that is all that ever happens
+    and no step is gained by it, a budget must end it."""
+    if failed.exit_code == EXIT_TERMINATED:
         return False
-    if failure.exit_code == EXIT_PEER_LOST:
-        return _failures_without_progress(failure, earlier) > 0
+    if failed.exit_code == EXIT_PEER_LOST:
+        return _failures_without_progress(failed, earlier) > 0
     return True
 
 
-def _repeats(failure: Failure, history: Sequence[Failure]) -> bool:
+def _repeats(failed: FailedAttempt, history: Sequence[FailedAttempt]) -> bool:
     """Whether the user's code raised the same exception at the same step before.
 
     A lost peer also shows as an exception; it is an event of the cluster, not of the user's code.
     """
-    if failure.exception is None or failure.exit_code in PREEMPTED | {EXIT_PEER_LOST}:
+    if not failed.exception or failed.exit_code in (EXIT_TERMINATED, EXIT_PEER_LOST):
         return False
-    return any((past.exception, past.step) == (failure.exception, failure.step) for past in history)
+    return any((past.exception, past.step) == (failed.exception, failed.step) for past in history)
 
 
-def _delay_s(failure: Failure, history: Sequence[Failure], policy: RestartPolicy) -> float:
-    fruitless = _failures_without_progress(failure, history)
+def _delay_s(failed: FailedAttempt, history: Sequence[FailedAttempt], policy: RestartPolicy) -> float:
+    fruitless = _failures_without_progress(failed, history)
     if fruitless == 0:
         return 0.0
     # The exponent is bounded before the power is taken: a float overflows at 2**1024.
     return min(policy.first_delay_s * 2.0 ** min(fruitless - 1, 64), policy.longest_delay_s)
 
 
-def _failures_without_progress(failure: Failure, history: Sequence[Failure]) -> int:
-    """Return how many failures in a row, `failure` the last of them, got no further than an attempt before
-    them."""
+def _failures_without_progress(failed: FailedAttempt, history: Sequence[FailedAttempt]) -> int:
+    """Return how many attempts in a row, `failed` the last of them, got no further than one before them."""
     fruitless, furthest = 0, -1
-    for attempt in [*history, failure]:
+    for attempt in [*history, failed]:
         step = -1 if attempt.step is None else attempt.step
         fruitless = 0 if step > furthest else fruitless + 1
         furthest = max(furthest, step)
     return fruitless
 
 
-def _exit_code(failure: Failure) -> int:
-    """Return what a shell would report for the worker, the exit code of a run that is not started again."""
-    if failure.exit_code is None:
-        return 1 if failure.is_stuck else EXIT_PEER_LOST
-    return failure.exit_code if failure.exit_code > 0 else 128 - failure.exit_code
-
-
-def _place(step: int | None) -> str:
-    return "before its first step" if step is None else f"at step {step}"
+def _exit_code(failed: FailedAttempt) -> int:
+    if failed.exit_code is None:
+        return 1 if failed.is_stuck else EXIT_PEER_LOST
+    return failed.exit_code
 
 
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
-        return f"signal {number}"
+        return ""
