@@ -7,8 +7,10 @@ import numpy as np
 from trireme.parameter_server import Rules, VariableSpec, place
 from trireme.parameter_server.instructions import Apply, End, Reply, Report, SendValues
 from trireme.parameter_server.messages import (
+    Alive,
     Body,
     Create,
+    Heartbeat,
     Hello,
     Pull,
     Push,
@@ -36,9 +38,11 @@ class StateDriver:
         self.values: dict[tuple[str, int], np.ndarray] = {}
         self.reports: list[str] = []
         self.is_over = False
-        self.number = 0
+        self.numbers: dict[str, int] = {}
 
-    def handle(self, event: Request | Tick) -> None:
+    def handle(self, event: Request | Tick) -> list[tuple[str, int, Body]]:
+        """Carries an event out; the answers by session and number."""
+        replies = []
         for instruction in self.state.handle(event):
             match instruction:
                 case Apply(gradients):
@@ -46,27 +50,43 @@ class StateDriver:
                     if "w" in gradients:
                         self.weights = self.weights - np.asarray(gradients["w"], float)
                 case Reply(to, number, body):
-                    self.answers[to.session, number] = body
+                    replies.append((to.session, number, body))
+                    if not isinstance(body, Alive | Welcome):
+                        self.answers[to.session, number] = body
                 case SendValues(to, number):
                     self.values[to.session, number] = self.weights
                 case Report(text):
                     self.reports.append(text)
                 case End():
                     self.is_over = True
+        return replies
+
+    def request(self, worker: int, body: Body, session: str | None, number: int | None = None) -> Request:
+        session = session or f"s{worker}"
+        last = self.numbers.get(session, 0)
+        if number is None:
+            number = last if isinstance(body, Hello | Heartbeat) else last + 1
+        self.numbers[session] = max(last, number)
+        return Request(Sender(worker, session), number, body)
 
     def say(self, worker: int, body: Body, session: str | None = None, number: int | None = None) -> int:
         """Sends a request; its number. The session of a worker is called s0, s1, ... unless told otherwise."""
-        self.number += 1
-        number = number or self.number
-        self.handle(Request(Sender(worker, session or f"s{worker}"), number, body))
-        return number
+        request = self.request(worker, body, session, number)
+        self.handle(request)
+        return request.number
 
-    def ask(self, worker: int, body: Body, session: str | None = None) -> Body | None:
+    def ask(
+        self, worker: int, body: Body, session: str | None = None, number: int | None = None
+    ) -> Body | None:
         """The answer to a request, None if it is withheld."""
-        return self.answers.get((session or f"s{worker}", self.say(worker, body, session)))
+        request = self.request(worker, body, session, number)
+        replies = self.handle(request)
+        mine = [b for s, n, b in replies if (s, n) == (request.sender.session, request.number)]
+        return mine[-1] if mine else None
 
     def hello(self, worker: int, step: int | None = None, session: str | None = None) -> Welcome:
-        answer = self.ask(worker, Hello("run", PLACEMENT.fingerprint, step), session)
+        first_number = self.numbers.get(session or f"s{worker}", 0) + 1
+        answer = self.ask(worker, Hello("run", PLACEMENT.fingerprint, first_number, step), session)
         assert isinstance(answer, Welcome), answer
         return answer
 

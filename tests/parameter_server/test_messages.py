@@ -49,8 +49,8 @@ SLICES = tuple(
 )
 ARRAYS = {"a": np.ones((4, 2), np.float32), "t": RowGradient(np.array([1, 3]), np.ones((2, 2), np.float32))}
 ALL_REQUESTS = [
-    Hello("run", "abc"),
-    Hello("run", "abc", 7, 2),
+    Hello("run", "abc", 1),
+    Hello("run", "abc", 4, 7, 2),
     Ready(3),
     Create(SLICES, True, {"optimizer": {"name": "adam", "rates": [0.1]}}, {"b": np.float32(1).reshape(())}),
     Configure({"learning_rate": 0.5}),

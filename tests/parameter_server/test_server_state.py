@@ -15,9 +15,11 @@ from trireme.parameter_server.messages import (
     Done,
     Heartbeat,
     Hello,
+    Idle,
     Pull,
     Push,
     Ready,
+    Refused,
     TakeSnapshot,
 )
 from trireme.parameter_server.rules import Tick
@@ -150,9 +152,28 @@ def test_a_push_that_is_repeated_while_it_waits_is_answered_once_it_is_applied()
 
 def test_a_push_out_of_turn_is_refused():
     driver = StateDriver(max_staleness=None).started()
-    assert driver.refusal(0, Push(1, 0, 1.0, 0)) == (
-        "out_of_turn: worker 0 pushed step 1, but its next step is 0"
-    )
+    assert driver.refusal(0, Push(1, 0, 1.0, 0)) == "invalid: worker 0 pushed step 1, but its next step is 0"
+
+
+def test_a_request_after_a_gap_is_refused_until_the_gap_is_filled():
+    driver = StateDriver(max_staleness=None).started()
+    push = Push(0, 0, 1.0, 0, {"w": np.ones(2, np.float32)})
+    lost = driver.numbers["s0"] + 1
+    answer = driver.ask(0, Ready(5), number=lost + 1)
+    assert answer == Refused("out_of_turn", f"request {lost + 1} of worker 0 came after request {lost - 1}")
+    assert driver.ask(0, push, number=lost) == Applied(0, 1, 0)
+    assert driver.ask(0, Ready(5), number=lost + 1) == Done()
+    assert len(driver.applied) == 1
+
+
+def test_an_old_word_that_is_repeated_does_not_undo_a_newer_one():
+    driver = StateDriver(max_staleness=1).started()
+    ready = driver.say(1, Ready(0))
+    driver.say(1, Idle(0))
+    assert driver.ask(1, Ready(0), number=ready) == Done()
+    driver.push(0, 0)
+    driver.push(0, 1)
+    assert driver.may_go_on(0, driver.pull(0)), "worker 1 is still idle"
 
 
 def silence(driver, worker, seconds=40):
@@ -252,7 +273,7 @@ def test_an_earlier_life_has_no_say():
     driver = StateDriver(max_staleness=None).started()
     driver.hello(1, session="again")
     assert driver.refusal(1, Push(0, 0, 1.0, 0)).startswith("superseded: another process has become worker 1")
-    assert driver.refusal(1, Hello("run", PLACEMENT.fingerprint, 4)).startswith("superseded")
+    assert driver.refusal(1, Hello("run", PLACEMENT.fingerprint, 1, 4)).startswith("superseded")
     assert not driver.applied
 
 
@@ -308,8 +329,8 @@ ROWS = np.array([0, 10])
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        (Hello("other", PLACEMENT.fingerprint), "this server belongs to run 'run', the worker to run 'other'"),
-        (Hello("run", "elsewhere"), "places other variables on the servers"),
+        (Hello("other", PLACEMENT.fingerprint, 1), "this server belongs to run 'run', the worker to run 'other'"),
+        (Hello("run", "elsewhere", 1), "places other variables on the servers"),
         (Push(0, 0, 1.0, 0, {"x": np.zeros(2, "f")}), "a gradient for 'x', which is not on this server"),
         (Push(0, 0, 1.0, 0, {"w": np.zeros(3, "f")}), "'w' is an array (2,) of float32, but (3,) of float32 came"),
         (Push(0, 0, 1.0, 0, {"w": np.zeros(2)}), "but (2,) of float64 came"),
@@ -335,7 +356,7 @@ def test_requests_that_make_no_sense_are_refused_and_change_nothing(body, text):
 
 
 def test_a_worker_without_a_rank_is_refused():
-    assert StateDriver(num_workers=2).refusal(2, Hello("run", "x")) == "invalid: worker 2 of 2"
+    assert StateDriver(num_workers=2).refusal(2, Hello("run", "x", 1)) == "invalid: worker 2 of 2"
 
 
 def test_a_push_before_the_variables_exist_is_refused():
@@ -376,7 +397,7 @@ def test_no_order_of_events_breaks_the_state(events):
     """Any worker may say anything at any time, with any step, as any of its lives."""
     driver = StateDriver(num_workers=3, max_staleness=0)
     bodies = [
-        lambda step: Hello("run", PLACEMENT.fingerprint, step if step % 2 else None),
+        lambda step: Hello("run", PLACEMENT.fingerprint, 1, step if step % 2 else None),
         Ready,
         lambda step: Push(step, 0, 1.0, 0, {"w": np.ones(2, np.float32)}),
         lambda step: Pull(("w",)),

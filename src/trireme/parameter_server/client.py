@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -74,6 +75,7 @@ class Client:
         deadlines: Deadlines | None = None,
         limits: Limits | None = None,
         wire: Wire | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.placement = placement
         self.worker = worker
@@ -91,7 +93,7 @@ class Client:
         limits = limits or Limits()
         sender = Sender(worker, secrets.token_hex(8))
         wire = wire or WorkerWire(servers, keys, limits)
-        self._session = Session(wire, servers, sender, self, deadlines, limits)
+        self._session = Session(wire, servers, sender, self, deadlines, limits, clock)
         self._is_closed = threading.Event()
         self._heart = threading.Thread(
             target=self._beat, args=(deadlines.heartbeat_s / 2,), name="trireme-heartbeat", daemon=True
@@ -234,10 +236,11 @@ class Client:
 
     def hello(self, server: int) -> Hello:
         """The first words on a connection; after the first time, from the oldest push that can be repeated."""
-        open_requests = self._session.connections[server].open.values()
-        steps = [request.body.step for request in open_requests if isinstance(request.body, Push)]
+        connection = self._session.connections[server]
+        first_number = min(connection.open, default=connection.last_number + 1)
+        steps = [request.body.step for request in connection.open.values() if isinstance(request.body, Push)]
         step = min([self.step, *steps]) if self._is_ready else None
-        return Hello(self._run_id, self.placement.fingerprint, step, self._idle_epoch)
+        return Hello(self._run_id, self.placement.fingerprint, first_number, step, self._idle_epoch)
 
     def on_return(self, server: int, welcome: Welcome) -> None:
         """A server had lost this worker, or had been lost itself: go on where the others are."""

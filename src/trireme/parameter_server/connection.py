@@ -23,13 +23,14 @@ class Connection:
     """The conversation with one server.
 
     `open` are the requests without an answer, by number; `answers` those that a caller will fetch. `hello_step`
-    is the step of the last hello, `first_step` where this worker began.
+    is the step of the last hello, `first_step` where this worker began, `last_number` that of the last request.
     """
 
     address: str
     open: dict[int, Request] = field(default_factory=dict)
     answers: dict[int, Body] = field(default_factory=dict)
     awaited: set[int] = field(default_factory=set)
+    last_number: int = 0
     welcome: Welcome | None = None
     is_greeted: bool = False
     holds_variables: bool = False
@@ -37,6 +38,7 @@ class Connection:
     first_step: int = 0
     heard_s: float = 0.0
     spoke_s: float = float("-inf")
+    repeated_s: float = float("-inf")
     waiting_for: tuple[int, ...] = ()
     failure: TriremeError | None = None
     lost_updates: int = 0

@@ -1,7 +1,9 @@
 """The protocol: everything a worker may say to a server, and every answer.
 
-Each message is a frozen value. A worker numbers its requests; an answer carries the number of its request.
-Requests may be sent again with the same number after a lost connection: handling one twice changes nothing.
+Each message is a frozen value. A worker numbers its requests to a server 1, 2, 3, ...; an answer carries the number
+of its request. A server takes requests in their order only, and refuses one after a gap. Unanswered requests may
+be sent again with the same number: handling one twice changes nothing. `Hello` and `Heartbeat` stand outside: they
+carry the number of the request before them.
 
 `step` counts the updates of one worker: its push number `step` is the gradient of its step `step`, so the
 next step of a worker is also the number of pushes that were made before it.
@@ -36,12 +38,14 @@ class Body:
 
 @dataclass(frozen=True)
 class Hello(Body):
-    """First words on every connection. `step` is None for a process that has not trained yet, else the oldest
-    step that it can still push. `placement` is the placement's fingerprint."""
+    """First words on every connection. `first_number` is that of the oldest request without an answer. `step` is None
+    for a process that has not trained yet, else the oldest step that it can still push. `placement` is the
+    placement's fingerprint."""
 
     kind = "hello"
     run_id: str
     placement: str
+    first_number: int
     step: int | None = None
     idle_epoch: int | None = None
 

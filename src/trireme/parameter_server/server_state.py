@@ -73,7 +73,7 @@ class ServerState:
         self._handlers: dict[type[Body], Callable[[Request, Any], list[Instruction]]] = {
             Ready: self._on_ready, Create: self._on_create, Configure: self._on_configure, Push: self._on_push,
             Pull: self._on_question, NextRange: self._on_question, RangeDone: self._on_range_done,
-            Idle: self._on_idle, Heartbeat: self._on_heartbeat, TakeSnapshot: self._on_snapshot, Bye: self._on_bye,
+            Idle: self._on_idle, TakeSnapshot: self._on_snapshot, Bye: self._on_bye,
         }  # fmt: skip
 
     def handle(self, event: Request | Tick) -> list[Instruction]:
@@ -133,6 +133,16 @@ class ServerState:
         if member.sender != request.sender:
             return _refuse(request, "superseded", f"another process has become worker {worker}")
         self._hearing.heard(worker)
+        if isinstance(request.body, Heartbeat):
+            return self._on_heartbeat(request)
+        if request.number > member.last_number + 1:
+            text = f"request {request.number} of worker {worker} came after request {member.last_number}"
+            return _refuse(request, "out_of_turn", text)
+        is_repeated = request.number <= member.last_number
+        if is_repeated and isinstance(request.body, Ready | Idle | Configure):
+            # It was carried out, and what came after it must not be undone.
+            return [Reply(request.sender, request.number, Done())]
+        member.last_number = max(member.last_number, request.number)
         return self._handlers[type(request.body)](request, request.body)
 
     def _on_hello(self, request: Request, hello: Hello) -> list[Instruction]:
@@ -150,6 +160,8 @@ class ServerState:
         self._placement = hello.placement
         instructions = self._lose(sender.worker, "was started again") if is_other else []
         lacks_from = self.steps.join(sender, hello.step, hello.idle_epoch)
+        member = self.steps.members[sender.worker]
+        member.last_number = max(member.last_number, hello.first_number - 1)
         step = self.steps.current_step(without=sender.worker if hello.step is not None else None)
         self._greeted.add(sender.worker)
         self._gone.discard(sender.worker)
@@ -185,7 +197,7 @@ class ServerState:
             wrong = "a push before the variables exist"
         outcome = wrong or self.steps.push(request.sender, request.number, push)
         if isinstance(outcome, str):
-            return _refuse(request, "invalid" if wrong else "out_of_turn", outcome)
+            return _refuse(request, "invalid", outcome)
         self.statistics.pushes += 1
         if isinstance(outcome, Receipt):
             self.statistics.duplicates += 1
@@ -215,7 +227,7 @@ class ServerState:
         self.steps.set_idle(request.sender.worker, idle.epoch)
         return [Reply(request.sender, request.number, Done())]
 
-    def _on_heartbeat(self, request: Request, _: Heartbeat) -> list[Instruction]:
+    def _on_heartbeat(self, request: Request) -> list[Instruction]:
         worker = request.sender.worker
         pending = [*self._waiting[worker], *self.steps.open_requests(worker)]
         blockers = tuple(sorted(self.waited_for_by(worker)))

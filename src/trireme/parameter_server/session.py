@@ -72,7 +72,6 @@ class Session:
         self._deadlines = deadlines
         self._limits = limits
         self._clock = clock
-        self._number = 0
         self._outgoing: list[Letter] = []
 
     def send(self, server: int, body: Body, is_awaited: bool = False) -> int:
@@ -85,7 +84,8 @@ class Session:
         """`send` for callers inside a `pump`: the request leaves at the end of it."""
         with self.lock:
             connection = self.connections[server]
-            request = Request(self._sender, self._next_number(), body)
+            connection.last_number += 1
+            request = Request(self._sender, connection.last_number, body)
             connection.open[request.number] = request
             if is_awaited:
                 connection.awaited.add(request.number)
@@ -178,7 +178,7 @@ class Session:
         for server, connection in enumerate(self.connections):
             if now_s - connection.spoke_s >= self._deadlines.heartbeat_s:
                 connection.spoke_s = now_s
-                self._post(server, Request(self._sender, self._next_number(), self._sign_of_life(server)))
+                self._post(server, Request(self._sender, connection.last_number, self._sign_of_life(server)))
 
     def _sign_of_life(self, server: int) -> Body:
         connection = self.connections[server]
@@ -252,7 +252,7 @@ class Session:
         connection = self.connections[server]
         assert isinstance(answer.body, Alive)
         connection.waiting_for = answer.body.waiting_for
-        unheard = [n for n in connection.open if n < answer.number and n not in answer.body.pending]
+        unheard = [n for n in connection.open if n <= answer.number and n not in answer.body.pending]
         if unheard:
             self._repeat(server)
 
@@ -263,8 +263,10 @@ class Session:
                 connection.is_greeted = False
                 connection.spoke_s = float("-inf")
             return
-        if refused.code == "out_of_turn" and any(n < number for n in connection.open):
-            self._repeat(server)
+        if refused.code == "out_of_turn":
+            # All that follows a gap is refused: one repetition fills it.
+            if self._clock() - connection.repeated_s >= self._deadlines.heartbeat_s:
+                self._repeat(server)
             return
         kind = {"superseded": PeerLost, "protocol": ProtocolError}.get(refused.code, ConfigurationError)
         request = connection.open.pop(number, None)
@@ -277,12 +279,9 @@ class Session:
     def _repeat(self, server: int) -> None:
         """Sends every open request again, in their order; what was about to leave is among them."""
         self._outgoing = [letter for letter in self._outgoing if letter[0] != server]
+        self.connections[server].repeated_s = self._clock()
         for _, request in sorted(self.connections[server].open.items()):
             self._post(server, request)
 
     def _post(self, server: int, request: Request) -> None:
         self._outgoing.append((server, encode_request(request)))
-
-    def _next_number(self) -> int:
-        self._number += 1
-        return self._number

@@ -16,13 +16,15 @@ from trireme.parameter_server.messages import Push, Sender
 
 @dataclass
 class Member:
-    """A live worker. `step` is its next push; `idle_epoch` the epoch in which it has no rows left."""
+    """A live worker. `step` is its next push, `idle_epoch` the epoch in which it has no rows left, `last_number` the
+    number of the last request that was handled."""
 
     sender: Sender
     step: int
     epoch: int = 0
     idle_epoch: int | None = None
     pending: set[int] = field(default_factory=set)
+    last_number: int = 0
 
     @property
     def applied_step(self) -> int:
