@@ -86,7 +86,7 @@ class StateDriver:
 
     def hello(self, worker: int, step: int | None = None, session: str | None = None) -> Welcome:
         first_number = self.numbers.get(session or f"s{worker}", 0) + 1
-        answer = self.ask(worker, Hello("run", PLACEMENT.fingerprint, first_number, step), session)
+        answer = self.ask(worker, Hello("run", PLACEMENT.fingerprint, first_number, step=step), session)
         assert isinstance(answer, Welcome), answer
         return answer
 

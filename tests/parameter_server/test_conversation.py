@@ -360,3 +360,40 @@ def test_an_error_in_a_block_says_no_goodbye(network):
 def test_addresses_and_placement_must_agree():
     with pytest.raises(UsageError, match="a placement on 2 servers, but 1 addresses"):
         Client(["a:1"], 0, PLACEMENT)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_are_counted_once_through_all_of_it(network, tmp_path, seed):
+    """Lost letters, killed servers and killed workers at once, in any order."""
+    luck = random.Random(seed)
+
+    def saver(index):
+        return Saver(tmp_path, "run", index, clock=network.clock)
+
+    start(network, num_workers=2, savers=(saver(0), saver(1)), worker_timeout_s=30)
+    clients = connected(network, 2)
+    network.lose = lambda server, is_request, frames: luck.random() < 0.1
+    counted = np.zeros(120, int)
+    over: dict[int, Over] = {}
+    while len(over) < 2:
+        worker = luck.choice([worker for worker in range(2) if worker not in over])
+        fate = luck.random()
+        if fate < 0.1:
+            index = luck.randrange(2)
+            network.kill_server(index)
+            network.start_server(index, rules(index, 2, worker_timeout_s=30), saver(index))
+        elif fate < 0.2:
+            clients[worker].take_snapshot()
+        rows = clients[worker].next_range(0, 120, 4)
+        if isinstance(rows, Over):
+            over[worker] = rows
+            continue
+        clients[worker].push(GRADIENTS)
+        if luck.random() < 0.1:
+            network.beating.remove(clients[worker])
+            clients[worker] = network.client(worker, PLACEMENT)
+            clients[worker].connect()
+        elif clients[worker].range_done(rows, {"rows": rows.num_rows}):
+            counted[rows.start : rows.stop] += 1
+    assert (counted == 1).all()
+    assert {float(one.totals["rows"]) for one in over.values()} == {120.0}

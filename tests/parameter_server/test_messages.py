@@ -50,7 +50,7 @@ SLICES = tuple(
 ARRAYS = {"a": np.ones((4, 2), np.float32), "t": RowGradient(np.array([1, 3]), np.ones((2, 2), np.float32))}
 ALL_REQUESTS = [
     Hello("run", "abc", 1),
-    Hello("run", "abc", 4, 7, 2),
+    Hello("run", "abc", 4, (6, 7), 7, 2),
     Ready(3),
     Create(SLICES, True, {"optimizer": {"name": "adam", "rates": [0.1]}}, {"b": np.float32(1).reshape(())}),
     Configure({"learning_rate": 0.5}),
@@ -64,8 +64,8 @@ ALL_REQUESTS = [
     Bye(),
 ]
 ALL_ANSWERS = [
-    Welcome("boot", 4, 2, True, 9, 1),
-    Welcome("boot", 4, None, False, 0, 0),
+    Welcome("boot", 4, 2, 1, True, 9, 1),
+    Welcome("boot", 4, 4, 0, False, 0, 0),
     Applied(3, 18, 1),
     Values(18, ARRAYS),
     RangeGranted(1, 5, 64, 128, 3),

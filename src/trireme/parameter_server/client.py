@@ -91,7 +91,7 @@ class Client:
             )
         deadlines = deadlines or Deadlines()
         limits = limits or Limits()
-        sender = Sender(worker, secrets.token_hex(8))
+        sender = Sender(worker, f"{time.time_ns():020d}-{secrets.token_hex(4)}")
         wire = wire or WorkerWire(servers, keys, limits)
         self._session = Session(wire, servers, sender, self, deadlines, limits, clock)
         self._is_closed = threading.Event()
@@ -238,9 +238,11 @@ class Client:
         """The first words on a connection; after the first time, from the oldest push that can be repeated."""
         connection = self._session.connections[server]
         first_number = min(connection.open, default=connection.last_number + 1)
+        numbers = range(first_number, connection.last_number + 1)
+        answered = tuple(number for number in numbers if number not in connection.open)
         steps = [request.body.step for request in connection.open.values() if isinstance(request.body, Push)]
         step = min([self.step, *steps]) if self._is_ready else None
-        return Hello(self._run_id, self.placement.fingerprint, first_number, step, self._idle_epoch)
+        return Hello(self._run_id, self.placement.fingerprint, first_number, answered, step, self._idle_epoch)
 
     def on_return(self, server: int, welcome: Welcome) -> None:
         """A server had lost this worker, or had been lost itself: go on where the others are."""

@@ -22,8 +22,8 @@ class Deadlines:
 class Connection:
     """The conversation with one server.
 
-    `open` are the requests without an answer, by number; `answers` those that a caller will fetch. `hello_step`
-    is the step of the last hello, `first_step` where this worker began, `last_number` that of the last request.
+    `open` are the requests without an answer, by number; `answers` those that a caller will fetch. `num_applied`
+    pushes are part of the server's weights as far as is known, `last_number` is that of the last request.
     """
 
     address: str
@@ -34,8 +34,7 @@ class Connection:
     welcome: Welcome | None = None
     is_greeted: bool = False
     holds_variables: bool = False
-    hello_step: int | None = None
-    first_step: int = 0
+    num_applied: int = 0
     heard_s: float = 0.0
     spoke_s: float = float("-inf")
     repeated_s: float = float("-inf")

@@ -23,7 +23,7 @@ Arrays: TypeAlias = Mapping[str, Gradient]
 
 @dataclass(frozen=True)
 class Sender:
-    """Who speaks: a worker's rank, and a random name for this life of its process."""
+    """Who speaks: a worker's rank, and a name for this life of its process; later lives have greater names."""
 
     worker: int
     session: str
@@ -38,14 +38,15 @@ class Body:
 
 @dataclass(frozen=True)
 class Hello(Body):
-    """First words on every connection. `first_number` is that of the oldest request without an answer. `step` is None
-    for a process that has not trained yet, else the oldest step that it can still push. `placement` is the
-    placement's fingerprint."""
+    """First words on every connection. `first_number` is that of the oldest request without an answer, `answered`
+    are later ones that have theirs. `step` is None for a process that has not trained yet, else the oldest step
+    that it can still push. `placement` is the placement's fingerprint."""
 
     kind = "hello"
     run_id: str
     placement: str
     first_number: int
+    answered: tuple[int, ...] = ()
     step: int | None = None
     idle_epoch: int | None = None
 
@@ -153,14 +154,15 @@ class Bye(Body):
 
 @dataclass(frozen=True)
 class Welcome(Body):
-    """`step` is where the workers are: a new process begins there. `lacks_from` is the oldest push of this process
-    that the server lacks; None if the server has never heard of it. `boot` is a random name for this life of the
-    server, `epoch` the one that rows are handed out of."""
+    """`step` is where the workers are: a new process begins there. Of the pushes of this process, those before
+    `lacks_from` are here, `num_applied` of them. `boot` is a random name for this life of the server, `epoch` the
+    one that rows are handed out of."""
 
     kind = "welcome"
     boot: str
     step: int
-    lacks_from: int | None
+    lacks_from: int
+    num_applied: int
     is_initialised: bool
     version: int
     epoch: int

@@ -126,7 +126,7 @@ class ServerState:
         member = self.steps.members.get(worker)
         if isinstance(request.body, Hello):
             return self._on_hello(request, request.body)
-        if member is None or (member.sender == request.sender and worker not in self._greeted):
+        if member is None or worker not in self._greeted:
             if isinstance(request.body, Bye) and worker in self._finished:
                 return [Reply(request.sender, request.number, Done())]
             return _refuse(request, "hello_first", f"worker {worker} has not said hello to this server")
@@ -135,10 +135,10 @@ class ServerState:
         self._hearing.heard(worker)
         if isinstance(request.body, Heartbeat):
             return self._on_heartbeat(request)
-        if request.number > member.last_number + 1:
-            text = f"request {request.number} of worker {worker} came after request {member.last_number}"
+        if request.number > member.next_number:
+            text = f"request {request.number} of worker {worker} came instead of request {member.next_number}"
             return _refuse(request, "out_of_turn", text)
-        is_repeated = request.number <= member.last_number
+        is_repeated = request.number < member.next_number
         if is_repeated and isinstance(request.body, Ready | Idle | Configure):
             # It was carried out, and what came after it must not be undone.
             return [Reply(request.sender, request.number, Done())]
@@ -155,13 +155,15 @@ class ServerState:
         if self._placement not in (None, hello.placement):
             text = f"worker {sender.worker} places other variables on the servers than the first worker did"
             return _refuse(request, "invalid", f"{text}: {hello.placement}, not {self._placement}")
-        if is_other and hello.step is not None:
+        # A restored member may be an earlier life of the one that speaks, or the speaker one of a newer member.
+        if member is not None and hello.step is not None and sender.session < member.sender.session:
             return _refuse(request, "superseded", f"another process has become worker {sender.worker}")
         self._placement = hello.placement
         instructions = self._lose(sender.worker, "was started again") if is_other else []
         lacks_from = self.steps.join(sender, hello.step, hello.idle_epoch)
         member = self.steps.members[sender.worker]
         member.last_number = max(member.last_number, hello.first_number - 1)
+        member.answered = frozenset(hello.answered)
         step = self.steps.current_step(without=sender.worker if hello.step is not None else None)
         self._greeted.add(sender.worker)
         self._gone.discard(sender.worker)
@@ -169,7 +171,13 @@ class ServerState:
         self._hearing.heard(sender.worker)
         self._waiting.setdefault(sender.worker, {})
         welcome = Welcome(
-            self._boot, step, lacks_from, self.is_initialised, self.steps.version, self.shares.epoch
+            self._boot,
+            step,
+            lacks_from,
+            member.num_applied,
+            self.is_initialised,
+            self.steps.version,
+            self.shares.epoch,
         )
         return [*instructions, Reply(sender, request.number, welcome)]
 
@@ -195,14 +203,14 @@ class ServerState:
         wrong = checks.wrong_in_push(push.arrays, self.slices)
         if not self.is_initialised:
             wrong = "a push before the variables exist"
-        outcome = wrong or self.steps.push(request.sender, request.number, push)
-        if isinstance(outcome, str):
-            return _refuse(request, "invalid", outcome)
+        if wrong:
+            return _refuse(request, "invalid", wrong)
         self.statistics.pushes += 1
-        if isinstance(outcome, Receipt):
-            self.statistics.duplicates += 1
-            return [self._applied(outcome)]
-        return []
+        receipt = self.steps.push(request.sender, request.number, push)
+        if receipt is None:
+            return []
+        self.statistics.duplicates += 1
+        return [self._applied(receipt)]
 
     def _on_question(self, request: Request, question: Pull | NextRange) -> list[Instruction]:
         """Keeps a request until `_answers` can answer it, which may be at once."""

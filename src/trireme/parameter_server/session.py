@@ -20,6 +20,7 @@ from trireme.parameter_server.message_codec import decode_answer, encode_request
 from trireme.parameter_server.messages import (
     Alive,
     Answer,
+    Applied,
     Body,
     Create,
     Done,
@@ -184,9 +185,7 @@ class Session:
         connection = self.connections[server]
         if connection.is_greeted:
             return Heartbeat()
-        hello = self._party.hello(server)
-        connection.hello_step = hello.step
-        return hello
+        return self._party.hello(server)
 
     def _receive(self, server: int, frames: Sequence[Frame]) -> None:
         connection = self.connections[server]
@@ -212,6 +211,7 @@ class Session:
         connection = self.connections[server]
         if isinstance(request.body, Create) and isinstance(body, Done):
             connection.holds_variables = True
+        connection.num_applied += isinstance(body, Applied)
         if request.number in connection.awaited:
             connection.awaited.discard(request.number)
             connection.answers[request.number] = body
@@ -230,9 +230,7 @@ class Session:
             return
         previous, connection.welcome, connection.is_greeted = connection.welcome, welcome, True
         connection.holds_variables |= welcome.is_initialised
-        if previous is None:
-            connection.first_step = welcome.step
-        elif previous.boot != welcome.boot:
+        if previous is not None and previous.boot != welcome.boot:
             self._count_lost_updates(server, welcome)
         self._repeat(server)
         if previous is not None:
@@ -240,8 +238,10 @@ class Session:
 
     def _count_lost_updates(self, server: int, welcome: Welcome) -> None:
         connection = self.connections[server]
-        lacks_from = connection.first_step if welcome.lacks_from is None else welcome.lacks_from
-        lost = max(0, (connection.hello_step or 0) - lacks_from)
+        lost = max(0, connection.num_applied - welcome.num_applied)
+        pushes = [request.body for request in connection.open.values() if isinstance(request.body, Push)]
+        unanswered = sum(push.step < welcome.lacks_from for push in pushes)
+        connection.num_applied = welcome.num_applied - unanswered
         connection.lost_updates += lost
         _log.warning(
             "parameter server %d at %s came back and lost %d updates of worker %d",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from trireme.parameter_server.gradients import Contribution
 from trireme.parameter_server.messages import Push, Sender
@@ -16,15 +17,25 @@ from trireme.parameter_server.messages import Push, Sender
 
 @dataclass
 class Member:
-    """A live worker. `step` is its next push, `idle_epoch` the epoch in which it has no rows left, `last_number` the
-    number of the last request that was handled."""
+    """A live worker. `step` is its next push, `idle_epoch` the epoch in which it has no rows left. All its requests
+    up to `last_number` were handled, and those in `answered` by an earlier life of this server."""
 
     sender: Sender
     step: int
     epoch: int = 0
     idle_epoch: int | None = None
     pending: set[int] = field(default_factory=set)
+    num_applied: int = 0
     last_number: int = 0
+    answered: frozenset[int] = frozenset()
+
+    @property
+    def next_number(self) -> int:
+        """The number of the request that comes next."""
+        number = self.last_number + 1
+        while number in self.answered:
+            number += 1
+        return number
 
     @property
     def applied_step(self) -> int:
@@ -80,22 +91,20 @@ class Steps:
         busy = [member.step for member in others if member.idle_epoch is None]
         return min([*busy, *self._pending], default=self.newest_step)
 
-    def join(self, sender: Sender, step: int | None, idle_epoch: int | None) -> int | None:
-        """Counts a worker in; returns the oldest of its pushes that is not here, None if it is unknown here.
+    def join(self, sender: Sender, step: int | None, idle_epoch: int | None) -> int:
+        """Counts a worker in; returns the oldest of its pushes that is not here.
 
         In lock step a newcomer stands at the current step at once, so that no update can happen until it has
         made known (`set_step`) where it begins on all servers.
         """
         here = self.members.get(sender.worker) or self._departed.get(sender.worker)
-        lacks_from = None
         if here is None or here.sender != sender:
             self.leave(sender.worker)
             begins_at = self.current_step() if step is None else step
-            here = Member(sender, begins_at, self._newest_epoch(), idle_epoch)
-        else:
-            lacks_from = here.step
-            here.step = max(here.step, step or 0)
-            here.idle_epoch = idle_epoch
+            here = Member(sender, begins_at, self._newest_epoch())
+        lacks_from = here.step
+        here.step = max(here.step, step or 0)
+        here.idle_epoch = idle_epoch
         self.members[sender.worker] = here
         self._departed.pop(sender.worker, None)
         self.absent.discard(sender.worker)
@@ -117,18 +126,19 @@ class Steps:
             self._departed[worker] = member
         self.absent.discard(worker)
 
-    def push(self, sender: Sender, number: int, push: Push) -> str | Receipt | None:
-        """Takes a push in. A `Receipt` if it had been applied before, text if it comes out of turn."""
+    def push(self, sender: Sender, number: int, push: Push) -> Receipt | None:
+        """Takes a push in; a `Receipt` if it had been applied before.
+
+        Steps may be skipped: those that an earlier life of this server had answered do not come again.
+        """
         member = self.members[sender.worker]
-        if push.step > member.step:
-            return f"worker {sender.worker} pushed step {push.step}, but its next step is {member.step}"
         if push.step < member.step:
             waiting = self._pending.get(push.step, {}).get(sender.worker)
             if waiting is None:
                 return Receipt(sender, number, push.step, staleness=0)
             waiting.number = number
             return None
-        member.step += 1
+        member.step = push.step + 1
         member.epoch = push.epoch
         member.pending.add(push.step)
         # One push per rank and step: what an earlier life of this worker left in an open step is replaced.
@@ -164,18 +174,18 @@ class Steps:
             if member.step < me.step - self._max_staleness and member.idle_epoch != me.epoch
         }
 
-    def record(self) -> dict[str, list[object]]:
+    def record(self) -> dict[str, list[Any]]:
         """Who is how far in the weights as they are: for a snapshot (plain JSON)."""
         return {
-            str(rank): [member.sender.session, member.applied_step, member.epoch, member.idle_epoch]
-            for rank, member in self.members.items()
+            str(rank): [m.sender.session, m.applied_step, m.epoch, m.idle_epoch, m.num_applied]
+            for rank, m in self.members.items()
         }
 
-    def restore(self, record: Mapping[str, list[object]]) -> None:
+    def restore(self, record: Mapping[str, list[Any]]) -> None:
         """Counts in everybody in `record`: they are waited for until they are lost."""
-        for rank, (session, step, epoch, idle_epoch) in record.items():
-            sender = Sender(int(rank), str(session))
-            self.members[sender.worker] = Member(sender, step, epoch, idle_epoch)  # type: ignore[arg-type]
+        for rank, (session, step, epoch, idle_epoch, num_applied) in record.items():
+            sender = Sender(int(rank), session)
+            self.members[sender.worker] = Member(sender, step, epoch, idle_epoch, num_applied=num_applied)
             self.absent.discard(sender.worker)
 
     def _newest_epoch(self) -> int:
@@ -196,6 +206,7 @@ class Steps:
             member = self.members.get(item.sender.worker) or self._departed.get(item.sender.worker)
             if member is not None and member.sender == item.sender:
                 member.pending.discard(item.push.step)
+                member.num_applied += 1
             staleness = max(0, self.version - item.push.version)
             receipts.append(Receipt(item.sender, item.number, item.push.step, staleness))
         contributions = tuple((item.push.weight, item.push.arrays) for item in waiting)
