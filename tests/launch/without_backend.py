@@ -21,14 +21,10 @@ def command(target: object, *arguments: str, flags: tuple[str, ...] = (), **opti
 def run(target: object, *arguments: str, flags: tuple[str, ...] = (), **options: object):
     """Runs the launcher to its end."""
     return subprocess.run(
-        command(target, *arguments, flags=flags, **options), capture_output=True, text=True, timeout=DEADLINE_S
-    )
-
-
-def start(target: object, *arguments: str, **options: object) -> subprocess.Popen:
-    """Starts the launcher, its streams being pipes."""
-    return subprocess.Popen(
-        command(target, *arguments, **options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command(target, *arguments, flags=flags, **options),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
     )
 
 

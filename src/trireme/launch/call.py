@@ -1,11 +1,13 @@
 """A pickled function call: written by the process that wants its results, carried out by every worker."""
 
 import contextlib
+import io
 import linecache
 import os
 import pickle
 import sys
 import types
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,17 +22,13 @@ def write(folder: str, function: Callable[..., Any], args: Sequence[Any], kwargs
     A function goes by value, with all it refers to in its module, where the workers could not import it:
     from `__main__`, a notebook, a test module. All others go by name.
     """
-    import cloudpickle
-
     with _by_value(_module_of(function)):
-        pickled = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
+        pickled = _pickled((function, tuple(args), dict(kwargs)))
     _write_whole(os.path.join(folder, _CALL), pickle.dumps((list(sys.path), _source(function), pickled)))
 
 
 def run(folder: str) -> None:
     """Carries out the call, in a worker, and leaves its result in the folder."""
-    import cloudpickle
-
     with open(os.path.join(folder, _CALL), "rb") as file:
         path, source, pickled = pickle.load(file)
     sys.path[:] = path
@@ -39,7 +37,7 @@ def run(folder: str) -> None:
     function, args, kwargs = pickle.loads(pickled)
     result = function(*args, **kwargs)
     try:
-        pickled = cloudpickle.dumps(result)
+        pickled = _pickled(result)
     except Exception as error:
         raise TypeError(
             f"The function returned a {type(result).__qualname__} that cannot be pickled, so it cannot leave "
@@ -62,6 +60,30 @@ def _write_whole(path: str, content: bytes) -> None:
     with open(f"{path}.part", "wb") as file:
         file.write(content)
     os.replace(f"{path}.part", path)
+
+
+def _pickled(value: Any) -> bytes:
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):
+        # cloudpickle forgets the file names of code, without which tracebacks have no lines and whoever
+        # compiles a function from its source, as TensorFlow does, does not find it.
+        dispatch_table = ChainMap({types.CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
+
+    buffer = io.BytesIO()
+    Pickler(buffer).dump(value)
+    return buffer.getvalue()
+
+
+def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
+    import cloudpickle
+
+    reduced = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
+    return _code_in_file, (code.co_filename, *reduced)
+
+
+def _code_in_file(filename: str, make: Callable[..., types.CodeType], parts: Sequence[Any]) -> types.CodeType:
+    return make(*parts).replace(co_filename=filename)
 
 
 def _source(function: Callable[..., Any]) -> dict[str, Any]:

@@ -28,7 +28,15 @@ from trireme.launch.render import (
     render,
     stacks_file,
 )
-from trireme.launch.supervisor import Signals, collect_stacks, end, needs_stacks, supervise
+from trireme.launch.supervisor import (
+    END_GRACE_S,
+    Signals,
+    collect_stacks,
+    end,
+    end_grace_s,
+    needs_stacks,
+    supervise,
+)
 from trireme.launch.variables import LAUNCHER, SHARED_MEMORY_FD
 
 _TAIL_BYTES = 1 << 16
@@ -57,6 +65,7 @@ def run(job: Job) -> int:
     Returns the exit code: 0 when every worker ended well, that of the first failure, 130 after Ctrl-C,
     128 + N after another signal N. What went wrong is written to standard error.
     """
+    _open_standard_descriptors()
     log_dir = make_log_dir(job)
     if job.num_workers > 1:
         _say(report.started(job.num_workers, log_dir))
@@ -89,6 +98,7 @@ def execute(
     num_workers = job.num_workers if job.cluster is None else job.cluster.num_workers
     workers: list[WorkerProcess] = []
     stacks: Mapping[int, str] = {}
+    grace_s = END_GRACE_S
     with ExitStack() as stack:
         board = stack.enter_context(_board(num_workers))
         guardian_pid = stack.enter_context(_guarded(mark, job.environ))
@@ -100,10 +110,11 @@ def execute(
                     workers.append(_start(spec, job, provisions, console))
             _connect(signals, workers)
             outcome = supervise(job, workers, board, signals)
+            grace_s = end_grace_s(outcome)
             if needs_stacks(outcome):
                 stacks = collect_stacks(workers, [stacks_file(log_dir, worker.rank) for worker in workers])
         finally:
-            end(workers, mark, is_own_process, keep=[guardian_pid])
+            end(workers, mark, is_own_process, [guardian_pid], grace_s)
     copyings = [worker.copying for worker in workers if worker.copying]
     for copying in copyings:
         copying.finish()
@@ -226,7 +237,18 @@ def _tail(path: str) -> str:
         return ""
 
 
+def _open_standard_descriptors() -> None:
+    """Opens those that are closed: their numbers would go to our own files, and those to the workers' output."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
 def _say(text: str) -> None:
+    if sys.stderr is None:
+        return
     with suppress(OSError):
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -10,13 +10,22 @@ from types import FrameType
 
 from trireme.cluster.board import Board
 from trireme.launch import guardian, linux
-from trireme.launch.decision import STUCK, TIME_LIMIT, Forward, Outcome, Situation, WorkerView, decide
+from trireme.launch.decision import (
+    INTERRUPTED,
+    STUCK,
+    TIME_LIMIT,
+    Forward,
+    Outcome,
+    Situation,
+    WorkerView,
+    decide,
+)
 from trireme.launch.job import Job
 from trireme.launch.processes import WorkerProcess
 
 _LOOK_EVERY_S = 0.1
 # What a worker that shall end may still do; it was not asked to finish its work.
-_END_GRACE_S = 3.0
+END_GRACE_S = 3.0
 _STACKS_WITHIN_S = 2.0
 _STACKS_SETTLE_S = 0.1
 _TIDY_UP_S = 1.0
@@ -143,7 +152,18 @@ def collect_stacks(workers: Sequence[WorkerProcess], stacks_paths: Sequence[str]
     return {rank: text for rank, text in answers.items() if text}
 
 
-def end(workers: Sequence[WorkerProcess], mark: str, is_own_process: bool, keep: Sequence[int] = ()) -> None:
+def end_grace_s(outcome: Outcome) -> float:
+    """How long workers may take to end; none for those that were told to by the signal that ended the run."""
+    return 0.0 if outcome.kind == INTERRUPTED else END_GRACE_S
+
+
+def end(
+    workers: Sequence[WorkerProcess],
+    mark: str,
+    is_own_process: bool,
+    keep: Sequence[int] = (),
+    grace_s: float = END_GRACE_S,
+) -> None:
     """Ends the workers and everything they have started, wherever it has moved to.
 
     Args:
@@ -151,6 +171,7 @@ def end(workers: Sequence[WorkerProcess], mark: str, is_own_process: bool, keep:
         mark: what the environment of every process of the run carries.
         is_own_process: whether all children of this process belong to the run, except
         keep: the ids of these.
+        grace_s: seconds between asking and killing.
     """
     living = [worker for worker in workers if worker.look_for_end() is None]
     for worker in living:
@@ -158,7 +179,7 @@ def end(workers: Sequence[WorkerProcess], mark: str, is_own_process: bool, keep:
         # One that is stopped would not hear it.
         worker.send_to_group(signal.SIGCONT)
     with _wake_up_at_ends(living) as wait:
-        _wait_until(lambda: all(_has_ended(worker) for worker in living), _END_GRACE_S, wait)
+        _wait_until(lambda: all(_has_ended(worker) for worker in living), grace_s, wait)
     for worker in workers:
         worker.send(signal.SIGKILL)
     # Some helpers of a worker outlive it for a moment to tidy up, as multiprocessing's resource tracker does.
@@ -169,7 +190,7 @@ def end(workers: Sequence[WorkerProcess], mark: str, is_own_process: bool, keep:
     for worker in workers:
         worker.reap()
     if is_own_process:
-        _wait_until(lambda: not _kill_orphans(keep), _END_GRACE_S, time.sleep)
+        _wait_until(lambda: not _kill_orphans(keep), END_GRACE_S, time.sleep)
 
 
 def _wait_until(is_true: Callable[[], bool], within_s: float, wait: Callable[[float], None]) -> None:

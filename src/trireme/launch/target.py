@@ -54,12 +54,12 @@ def _run_module(target: Target) -> None:
 def _run_script(target: Target) -> None:
     sys.argv[:] = [target.name, *target.arguments]
     if pkgutil.get_importer(target.name) is not None:
-        # A folder or archive with a __main__.py inside.
-        runpy.run_path(target.name, run_name="__main__")
+        # A folder or archive with a __main__.py inside; it stays importable when the program changes folders.
+        runpy.run_path(os.path.abspath(target.name), run_name="__main__")
         return
     if not target.is_path_safe:
         sys.path.insert(0, os.path.dirname(os.path.realpath(target.name)))
-    path = os.path.abspath(target.name)
+    path = os.path.join(os.getcwd(), target.name)
     # `runpy` would put `sys.argv[0]` and `__file__` to one value, and take the module away when it returns,
     # while threads and exit handlers still use it.
     main = types.ModuleType("__main__")
