@@ -85,10 +85,12 @@ def _row_mean_losses(keras_loss):
 
         step = current_step()
         reduce_all = functools.partial(original, values, sample_weight, mask, dtype=dtype)
-        is_mean_over_rows = mask is None and reduction in ("sum_over_batch_size", "mean")
-        if step is None or reduction in (None, "none") or is_mean_over_rows or len(values.shape) == 0:
+        if step is None or reduction in (None, "none") or len(values.shape) == 0:
             return reduce_all(reduction=reduction)
-        loss = reduce_all(reduction="sum")
+        if mask is None and reduction in ("sum_over_batch_size", "mean"):
+            # A mean over rows already. Keras leaves a loss that is known to have no rows unreduced.
+            return ops.sum(reduce_all(reduction=reduction))
+        loss = ops.sum(reduce_all(reduction="sum"))
         if reduction != "sum":
             counted = _counted(keras_loss, values, sample_weight, mask, reduction, loss.dtype)
             loss = loss * ops.cast(_divisor_inverse(step, counted), loss.dtype)

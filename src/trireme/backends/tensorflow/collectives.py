@@ -6,8 +6,6 @@ Two ways to move the bytes, with the same three methods:
 - `RuntimeCollectives`: everything else, by TensorFlow's own collective runtime (NCCL on GPUs, a ring on CPUs).
 """
 
-import contextlib
-
 import numpy as np
 import tensorflow as tf
 
@@ -61,27 +59,27 @@ class SharedMemoryCollectives:
 class RuntimeCollectives:
     """Collectives of TensorFlow's runtime.
 
-    Workers find each other's tensors by keys. A key is a position in the step, not a count of everything ever
-    traced: a worker whose shapes made it trace a step once more still agrees with the others. The runtime also
-    holds a key to the first shape it saw with it, so gathers of changing lengths have a key for each of a few lengths.
+    Workers find each other's tensors by keys. A key stands for a position in a step and what is exchanged there, not
+    for a count of everything ever traced: a worker whose shapes made it trace a step once more still agrees with
+    the others. The runtime holds a key to the first shape it saw with it, so the shape is part of what it stands
+    for, and gathers of changing lengths have a key for each of a few lengths.
     """
 
     _GROUP_KEY = 1
-    _KEYS_PER_STEP = 1000
     _LENGTHS_PER_KEY = 256
 
     def __init__(self, num_workers, timeout_s, hint="auto"):
         self._num_workers = num_workers
         self._timeout_s = timeout_s
         self._hint = hint
-        self._steps = {}
-        self._key = 0
-        self._ordering = None
+        self._keys = {}
+        self._step = None
+        self._position = 0
 
     def start_step(self, name):
-        """Begins the trace of a step; steps of the same `name` use the same keys on all workers."""
-        index = self._steps.setdefault(name, len(self._steps) + 1)
-        self._key = index * self._KEYS_PER_STEP
+        """Begins the trace of a step. `name` is the same on all workers, and no other step has it."""
+        self._step = name
+        self._position = 0
 
     def all_reduce(self, tensors, weight):
         """See `SharedMemoryCollectives.all_reduce`."""
@@ -107,22 +105,25 @@ class RuntimeCollectives:
         return rows
 
     def _reduce(self, tensor):
-        with self._next_operation() as common:
-            return tf.raw_ops.CollectiveReduceV2(input=tensor, merge_op="Add", final_op="Id", **common)
+        common = self._next_operation(tensor, 0)
+        return tf.raw_ops.CollectiveReduceV2(input=tensor, merge_op="Add", final_op="Id", **common)
 
     def _gather(self, tensor, number=0):
         if tensor.dtype.is_bool:
             return tf.cast(self._gather(tf.cast(tensor, tf.int32), number), tf.bool)
-        with self._next_operation(number) as common:
-            return tf.raw_ops.CollectiveGatherV2(input=tensor, **common)
+        return tf.raw_ops.CollectiveGatherV2(input=tensor, **self._next_operation(tensor, number))
 
-    @contextlib.contextmanager
-    def _next_operation(self, number=0):
-        self._key += 1
-        yield {
+    def _next_operation(self, tensor, number):
+        self._position += 1
+        # Of a gather's rows the first dimension is in `number`; of everything else it is known and the same everywhere.
+        known = tensor.shape[1:] if isinstance(number, tf.Tensor) else tensor.shape
+        key = self._keys.setdefault(
+            (self._step, self._position, tensor.dtype, tuple(known)), len(self._keys) + 1
+        )
+        return {
             "group_size": self._num_workers,
             "group_key": self._GROUP_KEY,
-            "instance_key": self._key * self._LENGTHS_PER_KEY + number,
+            "instance_key": key * self._LENGTHS_PER_KEY + number,
             "ordering_token": [],
             "communication_hint": self._hint,
             "timeout_seconds": self._timeout_s,
