@@ -29,6 +29,9 @@ def broadcast_state(model, backend, always=False):
     # The model keeps the variables alive by itself, so that no identity is used again meanwhile.
     object.__setattr__(model, _KNOWN, known)
     _broadcast(variables, backend)
+    if backend.sees_global_batch:
+        # One program draws for all rows, so all processes must hold the same seeds.
+        return
     for variable in _seeds(model):
         variable.assign(_own_seed(keras.ops.convert_to_numpy(variable), backend.cluster.rank))
 
@@ -51,11 +54,18 @@ def _own_seed(state, rank):
 
 
 def _broadcast(variables, backend):
+    for variable, value in zip(variables, broadcast_values(variables, backend), strict=True):
+        variable.assign(value)
+
+
+def broadcast_values(variables, backend):
+    """Returns the chief's values of `variables` as NumPy arrays, on every worker; one exchange for all of them."""
     if not variables:
-        return
-    values = [np.ascontiguousarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
-    received = backend.broadcast(np.concatenate([value.reshape(-1).view(np.uint8) for value in values]))
-    end = 0
-    for variable, value in zip(variables, values, strict=True):
-        start, end = end, end + value.nbytes
-        variable.assign(received[start:end].view(value.dtype).reshape(variable.shape))
+        return []
+    own = [np.ascontiguousarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
+    received = backend.broadcast(np.concatenate([value.reshape(-1).view(np.uint8) for value in own]))
+    ends = np.cumsum([value.nbytes for value in own])
+    return [
+        received[end - value.nbytes : end].view(value.dtype).reshape(variable.shape)
+        for variable, value, end in zip(variables, own, ends, strict=True)
+    ]

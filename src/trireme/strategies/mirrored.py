@@ -6,6 +6,7 @@ from typing import Any
 from trireme.cluster.cluster import Cluster
 from trireme.cluster.resolve import resolve
 from trireme.errors import UsageError
+from trireme.launch.relaunch import relaunch
 from trireme.strategies.strategy import Strategy, loaded_backend
 
 
@@ -15,7 +16,9 @@ class MirroredStrategy(Strategy):
     Each step takes the replicas' rows of one global batch and applies the mean of their gradients everywhere. In
     a process that `trireme run` started, the replicas are those of the run. In a plain `python train.py` they
     are the devices of this machine; where that takes several processes (TensorFlow, PyTorch), the process
-    replaces itself by `trireme run`, and the script begins again in every worker.
+    replaces itself by `trireme run`, and the script begins again in every worker. Where the environment says that
+    this process is one of several (`TF_CONFIG`, Slurm, MPI, torchrun, Kubernetes; see `trireme explain`), it replaces
+    itself by that worker.
 
     Args:
         num_replicas: number of copies. Default: all of the run's, or all devices of this machine. A CPU counts as
@@ -33,10 +36,7 @@ class MirroredStrategy(Strategy):
                 f"num_replicas is {num_replicas!r}; it must be a whole number of at least 1, or None."
             )
         backend = loaded_backend()
-        if is_worker():
-            cluster = backend.cluster
-        else:
-            cluster = _cluster_of_this_machine(backend, num_replicas)
+        cluster = backend.cluster if is_worker() else _cluster_of_plain_process(backend, num_replicas)
         if num_replicas not in (None, cluster.num_replicas):
             raise UsageError(
                 f"{type(self).__name__}(num_replicas={num_replicas}) runs in {cluster!r}, which has "
@@ -47,18 +47,9 @@ class MirroredStrategy(Strategy):
 
 
 class MultiWorkerMirroredStrategy(MirroredStrategy):
-    """Trains a copy of the model on every device of every machine of the run.
-
-    Who the machines are comes from the environment: `trireme run`, `TF_CONFIG`, Slurm, MPI or Kubernetes; `trireme
-    explain` tells what is found. A script that was started by hand with `TF_CONFIG` replaces itself by a worker of that
-    cluster. Without any cluster this is `MirroredStrategy`.
-    """
+    """`MirroredStrategy` by the name it has in `tf.distribute` when the replicas are on several machines."""
 
     def __init__(self) -> None:
-        if not is_worker() and resolve(os.environ).num_workers > 1:
-            from trireme.launch.relaunch import relaunch
-
-            relaunch(num_workers=1)
         super().__init__()
 
 
@@ -67,12 +58,12 @@ def is_worker() -> bool:
     return bool(os.environ.get("TRIREME_RELAUNCHED"))
 
 
-def _cluster_of_this_machine(backend: Any, num_replicas: int | None) -> Cluster:
+def _cluster_of_plain_process(backend: Any, num_replicas: int | None) -> Cluster:
+    """Returns the cluster of a process that no launcher of ours started, or replaces it by one that was."""
+    if resolve(os.environ).num_workers > 1:
+        relaunch(num_workers=1)
     num_replicas = num_replicas or backend.num_local_devices()
     if num_replicas > 1 and not backend.drive(num_replicas):
-        from trireme.launch.relaunch import relaunch
-
         relaunch(**backend.processes_for(num_replicas))
-    cluster = Cluster(replicas_per_worker=num_replicas)
-    backend.cluster = cluster
-    return cluster
+    backend.cluster = Cluster(replicas_per_worker=num_replicas)
+    return backend.cluster

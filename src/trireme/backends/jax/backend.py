@@ -1,9 +1,10 @@
 """The JAX side of the contract."""
 
 import contextlib
+import dataclasses
+import warnings
 
 import jax
-import keras
 import numpy as np
 
 from trireme.backends.backend import Backend
@@ -11,7 +12,8 @@ from trireme.backends.build import build_model
 from trireme.backends.jax import runtime, train_step
 from trireme.backends.jax.data import shard_adapter
 from trireme.backends.jax.distribution import Replication
-from trireme.backends.model_state import optimizers_of
+from trireme.backends.model_state import broadcast_values, optimizers_of
+from trireme.errors import ConfigurationError
 
 
 class JaxBackend(Backend):
@@ -28,6 +30,14 @@ class JaxBackend(Backend):
         if self.cluster.num_workers > 1:
             self.release_port()
             runtime.connect(self.cluster, self.timeout_s)
+        num_devices = jax.local_device_count()
+        if self.cluster.replicas_per_worker not in (1, num_devices):
+            raise ConfigurationError(
+                f"{self.cluster!r} is to drive {self.cluster.replicas_per_worker} devices, but JAX sees {num_devices}: "
+                f"{jax.local_devices()}. Ask for {num_devices} replicas per worker, or make the others visible."
+            )
+        # A cluster described by other tools does not tell how many devices a process has; JAX takes all of them.
+        self.cluster = dataclasses.replace(self.cluster, replicas_per_worker=num_devices)
 
     def _stop_runtime(self):
         if self.cluster.num_workers > 1:
@@ -69,6 +79,14 @@ class JaxBackend(Backend):
         return runtime.all_gather(mine)[0][0]
 
     def shard(self, adapter):
+        size, num_devices = adapter.batch_size, self.distribution.num_devices
+        if size and size % num_devices:
+            warnings.warn(
+                f"The batch size {size} does not divide by {num_devices} replicas, so every replica computes every "
+                "batch whole: right, but no faster than one device. "
+                f"Take {max(size // num_devices, 1) * num_devices} or {(size // num_devices + 1) * num_devices}.",
+                stacklevel=5,
+            )
         return shard_adapter(adapter, self)
 
     def connect(self, model, strategy):
@@ -83,10 +101,11 @@ class JaxBackend(Backend):
         variables = [*model.variables, *model.metrics_variables]
         for optimizer in optimizers_of(model):
             variables += optimizer.variables
-        for variable in variables:
-            if not self.distribution.has_placed(variable):
-                value = self.broadcast(keras.ops.convert_to_numpy(variable))
-                self.distribution.place_variable(variable, value)
+        is_missing = np.array([not self.distribution.has_placed(variable) for variable in variables], np.int32)
+        # A process may have assigned a variable that others have not: all must take part in the exchange.
+        missing = [v for v, flag in zip(variables, self.all_reduce(is_missing, "max"), strict=True) if flag]
+        for variable, value in zip(missing, broadcast_values(missing, self), strict=True):
+            self.distribution.place_variable(variable, value)
 
     def build(self, model, adapter, training=True):
         build_model(model, iter(adapter.get_jax_iterator()), training)

@@ -11,7 +11,7 @@ from trireme.backends.build import build_model
 from trireme.backends.model_state import optimizers_of
 from trireme.backends.tensorflow import runtime
 from trireme.backends.tensorflow.data import shard_adapter
-from trireme.backends.tensorflow.train_step import replace_apply, replace_steps, sharded_function
+from trireme.backends.tensorflow.train_step import refuse_xla, replace_apply, replace_steps, sharded_function
 
 
 class TensorFlowBackend(Backend):
@@ -52,6 +52,8 @@ class TensorFlowBackend(Backend):
         return shard_adapter(adapter, self)
 
     def connect(self, model, strategy):
+        if getattr(model, "jit_compile", False):
+            refuse_xla(model)
         if "train_step" not in vars(model):
             # The same number on every worker: the model's turn among those connected.
             self._num_connected += 1

@@ -14,6 +14,7 @@ from keras.src import tree
 from trireme.backends.step import Step, running
 from trireme.backends.tensorflow.gradients import exchange_gradients
 from trireme.data import rows_of
+from trireme.errors import UsageError
 
 
 class Shard(typing.NamedTuple):
@@ -32,6 +33,20 @@ def take_rows(batch, rank, num_workers):
     start, stop = rows_of(num_rows, rank, num_workers)
     rows = tree.map_structure(lambda leaf: None if leaf is None else leaf[start:stop], batch)
     return Shard(tf.cast(num_rows, tf.int32), rows)
+
+
+def refuse_xla(model):
+    """Turns XLA off for a model whose steps exchange gradients, as Keras does under `tf.distribute`.
+
+    Raises:
+        UsageError: on a CPU, where Keras leaves XLA off by itself, so that the user must have asked for it.
+    """
+    if not tf.config.list_physical_devices("GPU"):
+        raise UsageError(
+            "The model is compiled with jit_compile=True, but on CPUs XLA cannot compile the exchange of gradients "
+            "between workers. Leave jit_compile out, use one replica, or the JAX backend, which always compiles."
+        )
+    model.jit_compile = False
 
 
 def sharded_function(function, cluster):

@@ -1,0 +1,251 @@
+"""What workers do together that one device has no counterpart for; each behaviour runs in every worker."""
+
+import contextlib
+
+from tests.contract.cases import line, mlp, rows
+
+BEHAVIOURS = {}
+
+
+def behaviour(function):
+    BEHAVIOURS[function.__name__] = function
+    return function
+
+
+def run_behaviours(folder):
+    """Runs every behaviour in a worker; a failed one has its traceback instead of its result."""
+    import traceback
+
+    import keras
+
+    import trireme
+
+    strategy = trireme.MirroredStrategy()
+    results = {"rank": strategy.cluster.rank, "num_replicas": strategy.num_replicas_in_sync}
+    for name, function in BEHAVIOURS.items():
+        keras.utils.set_random_seed(11)
+        try:
+            results[name] = function(strategy, folder)
+        except Exception:
+            results[name] = traceback.format_exc()
+    return results
+
+
+@behaviour
+def collectives(strategy, folder):
+    import numpy as np
+
+    rank, backend = strategy.cluster.rank, strategy.backend
+    return {
+        "sum": backend.all_reduce(np.array([rank + 1, 10 * rank], np.int64)).tolist(),
+        "wide sum": float(backend.all_reduce(np.array([2.0**40 + rank + 0.5]))[0]),
+        "max": backend.all_reduce(np.array([[rank, -rank]], np.int32), "max").tolist(),
+        "gather": [part.tolist() for part in backend.all_gather(np.full((rank + 1, 1), rank, np.float32))],
+        "broadcast": float(backend.broadcast(np.float64(rank + 0.1))),
+        "reduce": strategy.reduce("MEAN", np.float32([[rank, 1], [rank, 2]]), axis=0).tolist(),
+        "gather axis 1": strategy.gather(np.full((2, rank + 1), rank), axis=1).tolist(),
+    }
+
+
+@behaviour
+def initial_weights(strategy, folder):
+    """Every worker draws other numbers, from Keras' and from NumPy's generator."""
+    import keras
+    import numpy as np
+
+    keras.utils.set_random_seed(strategy.cluster.rank)
+    np.random.seed(strategy.cluster.rank)
+    model = mlp(strategy, "adam")
+    x, y = rows(24)
+    own = model.get_weights()[0].sum()
+    history = model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+    return {
+        "drawn": float(own),
+        "trained": [w.tolist() for w in model.get_weights()],
+        "loss": history.history["loss"],
+    }
+
+
+@behaviour
+def stop_by_one_worker_in_an_epoch(strategy, folder):
+    import keras
+
+    x, y = rows(64)
+    model = mlp(strategy)
+
+    class StopOnLastWorker(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 3 and strategy.cluster.rank == strategy.cluster.num_workers - 1:
+                self.model.stop_training = True
+
+    # Only that worker has the callback at all.
+    is_last = strategy.cluster.rank == strategy.cluster.num_workers - 1
+    model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[StopOnLastWorker()] if is_last else None)
+    return {"iterations": int(model.optimizer.iterations), "weights": model.get_weights()[0].tolist()}
+
+
+@behaviour
+def stop_by_one_worker_between_epochs(strategy, folder):
+    import keras
+
+    def stop(epoch, logs):
+        if epoch == 1 and strategy.cluster.rank == 0:
+            model.stop_training = True
+
+    x, y = rows(32)
+    model = mlp(strategy)
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=stop)
+    return len(model.fit(x, y, batch_size=8, epochs=9, verbose=0, callbacks=[callback]).epoch)
+
+
+@behaviour
+def logs_of_batches(strategy, folder):
+    import keras
+
+    seen = []
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(dict(logs)))
+    x, y = rows(40)
+    mlp(strategy).fit(x, y, batch_size=16, verbose=0, callbacks=[callback])
+    return seen
+
+
+@behaviour
+def files_are_the_chiefs(strategy, folder):
+    import os
+
+    import keras
+
+    calls = []
+
+    class Checkpoint(keras.callbacks.ModelCheckpoint):
+        def on_epoch_end(self, epoch, logs=None):
+            calls.append(epoch)
+            super().on_epoch_end(epoch, logs)
+
+    x, y = rows(16)
+    own_folder = os.path.join(folder, "files")
+    callbacks = [
+        Checkpoint(os.path.join(own_folder, "best.keras"), save_best_only=True, monitor="loss"),
+        keras.callbacks.CSVLogger(os.path.join(folder, "log.csv")),
+    ]
+    history = mlp(strategy).fit(x, y, batch_size=8, epochs=3, verbose=1, callbacks=callbacks)
+    strategy.backend.barrier()
+    with open(os.path.join(folder, "log.csv")) as file:
+        lines = file.read().splitlines()
+    return {"calls": calls, "lines": len(lines), "epochs": history.epoch, "files": os.listdir(own_folder)}
+
+
+@behaviour
+def resumed_by_keras_own_backup(strategy, folder):
+    import os
+
+    import keras
+
+    x, y = rows(24)
+    path = os.path.join(folder, "backup")
+
+    class Crash(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                raise KeyError("crash")
+
+    def train(*more):
+        backup = keras.callbacks.BackupAndRestore(path, delete_checkpoint=False)
+        model = mlp(strategy)
+        history = model.fit(x, y, batch_size=8, epochs=4, verbose=0, shuffle=False, callbacks=[backup, *more])
+        return history.epoch, model.get_weights()[0].tolist()
+
+    with contextlib.suppress(KeyError):
+        train(Crash())
+    # Only the chief has the file's path for sure; what matters is that all workers go on together.
+    strategy.backend.barrier()
+    return train()
+
+
+@behaviour
+def sparse_gradients_stay_sparse(strategy, folder):
+    import keras
+    import numpy as np
+
+    kinds = []
+
+    class Spy(keras.optimizers.SGD):
+        def update_step(self, gradient, variable, learning_rate):
+            kinds.append((type(gradient).__name__, len(variable.shape)))
+            super().update_step(gradient, variable, learning_rate)
+
+    ids = np.random.default_rng(0).integers(0, 1_000_000, size=(12, 3))
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.layers.Input((3,)),
+                keras.layers.Embedding(1_000_000, 4),
+                keras.layers.Flatten(),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile(Spy(0.1), "mse")
+    model.fit(ids, np.ones((12, 1)), batch_size=5, verbose=0)
+    table = model.get_weights()[0]
+    return {"kinds": sorted(set(kinds)), "touched rows": table[np.unique(ids)].tolist()}
+
+
+@behaviour
+def refused_inputs(strategy, folder):
+    x, y = rows(8)
+    model = mlp(strategy)
+    messages = {}
+    for name, call in {
+        "generator": lambda: model.fit((batch for batch in [(x, y)]), verbose=0),
+        "validation generator": lambda: model.fit(x, y, validation_data=(b for b in [(x, y)]), verbose=0),
+        "different lengths": lambda: model.fit(x, y[:5], verbose=0),
+    }.items():
+        try:
+            call()
+            messages[name] = "was taken"
+        except Exception as error:
+            messages[name] = f"{type(error).__name__}: {error}"
+    return messages
+
+
+@behaviour
+def both_sums_of_a_gradient(strategy, folder):
+    """A kernel's gradient that overflows half precision when it is summed in it, but not its mean."""
+    import keras
+    import numpy as np
+
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.layers.Input((1,)),
+                keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", dtype="float16"),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(1e-4), keras.losses.MeanAbsoluteError(dtype="float32"))
+    x = np.full((4, 1), 40000, "float16")
+    model.fit(x, np.full((4, 1), 1.0, "float32"), batch_size=4, verbose=0)
+    return float(model.get_weights()[0].ravel()[0])
+
+
+@behaviour
+def a_line_with_unequal_parts(strategy, folder):
+    """Rows that each worker sees itself: of 7 rows, some workers have more than others."""
+    import numpy as np
+
+    x, y = np.arange(7, dtype="float32")[:, None], np.zeros((7, 1), "float32")
+    model = line(strategy, kernel="ones", learning_rate=0.01)
+    adapter = strategy.backend.shard(_adapter(x, y))
+    if strategy.backend.name == "jax":
+        [batch] = list(adapter.get_jax_iterator())
+        mine = [float(row) for part in batch[0].addressable_shards for row in np.asarray(part.data).ravel()]
+    else:
+        [batch] = list(adapter.get_tf_dataset())
+        mine = batch.data[0].numpy().ravel().tolist()
+    model.fit(x, y, batch_size=7, verbose=0)
+    return {"mine": mine, "kernel": float(model.get_weights()[0].ravel()[0])}
+
+
+def _adapter(x, y):
+    from trireme.backends.adapters import choose_adapter
+
+    return choose_adapter(x, y, batch_size=7, shuffle=False)

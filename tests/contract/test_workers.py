@@ -1,0 +1,120 @@
+"""What every backend promises about workers that train together."""
+
+import functools
+import tempfile
+
+import pytest
+
+from tests.contract.behaviours import BEHAVIOURS, run_behaviours
+from trireme.testing import run_workers
+
+# Ways to have several worker processes: (backend, environment).
+WAYS = {
+    "tensorflow": ("tensorflow", {}),
+    "tensorflow-runtime": ("tensorflow", {"TRIREME_COLLECTIVES": "runtime"}),
+    "jax": ("jax", {}),
+}
+
+
+@functools.cache
+def all_results(way):
+    backend, env = WAYS[way]
+    with tempfile.TemporaryDirectory() as folder:
+        return run_workers(run_behaviours, 2, folder, backend=backend, env=env, timeout_s=200)
+
+
+@pytest.fixture(params=WAYS)
+def results(request):
+    """Returns a function from a behaviour's name to its results on the two workers."""
+
+    def of(name):
+        assert name in BEHAVIOURS
+        workers = all_results(request.param)
+        assert [worker["rank"] for worker in workers] == [0, 1]
+        assert {worker["num_replicas"] for worker in workers} == {2}
+        for worker in workers:
+            if isinstance(worker[name], str):
+                pytest.fail(f"worker {worker['rank']}:\n{worker[name]}")
+        return [worker[name] for worker in workers]
+
+    of.way = request.param
+    return of
+
+
+def test_collectives(results):
+    expected = {
+        "sum": [3, 10],
+        "wide sum": 2.0**41 + 2.0,
+        "max": [[1, 0]],
+        "gather": [[[0.0]], [[1.0], [1.0]]],
+        "broadcast": 0.1,
+        "reduce": [0.5, 1.5],
+        "gather axis 1": [[0, 1, 1], [0, 1, 1]],
+    }
+    assert results("collectives") == [expected, expected]
+
+
+def test_workers_start_and_end_with_the_same_weights_whatever_they_drew(results):
+    first, second = results("initial_weights")
+    assert first["drawn"] != second["drawn"]
+    assert first["trained"] == second["trained"]
+    assert first["loss"] == second["loss"]
+
+
+def test_one_worker_stops_all_at_the_same_step(results):
+    first, second = results("stop_by_one_worker_in_an_epoch")
+    assert first == second
+    assert first["iterations"] == 4
+
+
+def test_one_worker_stops_all_after_the_same_epoch(results):
+    assert results("stop_by_one_worker_between_epochs") == [2, 2]
+
+
+def test_logs_of_batches_are_the_same_on_all_workers(results):
+    first, second = results("logs_of_batches")
+    assert len(first) == 3 and set(first[0]) == {"loss", "mae"}
+    assert first == second
+
+
+def test_only_the_chief_writes_files(results):
+    first, second = results("files_are_the_chiefs")
+    assert (first["calls"], second["calls"]) == ([0, 1, 2], [])
+    assert first["lines"] == 4 and first["files"] == ["best.keras"]
+    assert first["epochs"] == second["epochs"] == [0, 1, 2]
+
+
+def test_a_backup_that_the_chief_restores_is_restored_everywhere(results):
+    first, second = results("resumed_by_keras_own_backup")
+    assert first == second
+    assert first[0] == [2, 3]
+
+
+def test_sparse_gradients_are_never_made_dense(results):
+    first, second = results("sparse_gradients_stay_sparse")
+    assert first == second
+    if results.way != "jax":
+        assert ("IndexedSlices", 2) in first["kinds"]
+        # The table has two dimensions and no dense gradient; the kernel of the last layer has one.
+        assert len([kind for kind in first["kinds"] if kind[1] == 2]) == 2
+
+
+def test_inputs_that_cannot_be_shared_out_are_refused_by_name(results):
+    for messages in results("refused_inputs"):
+        assert "UnsupportedInput: `x` is a builtins.generator" in messages["generator"]
+        assert "`validation_data` is a builtins.generator" in messages["validation generator"]
+        assert "ValueError" in messages["different lengths"]
+
+
+def test_half_precision_gradients_do_not_overflow_in_the_exchange(results):
+    assert results("both_sums_of_a_gradient") == pytest.approx([4.0, 4.0], rel=1e-3)
+
+
+def test_each_worker_takes_its_own_rows_only(results):
+    first, second = results("a_line_with_unequal_parts")
+    assert first["kernel"] == second["kernel"]
+    if results.way == "jax":
+        # 7 rows do not divide by 2 devices: both compute all of them.
+        assert first["mine"] == second["mine"] == [0, 1, 2, 3, 4, 5, 6]
+    else:
+        assert (first["mine"], second["mine"]) == ([0, 1, 2], [3, 4, 5, 6])
