@@ -39,7 +39,7 @@ from trireme.parameter_server.parts import check_gradient, creations
 from trireme.parameter_server.pulls import PendingPull, start_pull
 from trireme.parameter_server.session import Deadlines, Session
 from trireme.parameter_server.shares import Over, Range
-from trireme.parameter_server.transport import Wire, WorkerWire
+from trireme.parameter_server.transport import PathLike, Wire, WorkerWire
 from trireme.parameter_server.wire_format import Limits
 
 _MAX_OPEN_PUSHES = 4
@@ -74,6 +74,7 @@ class Client:
         keys: WorkerKeys | None = None,
         deadlines: Deadlines | None = None,
         limits: Limits | None = None,
+        socket_directory: PathLike | None = None,
         wire: Wire | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -92,7 +93,7 @@ class Client:
         deadlines = deadlines or Deadlines()
         limits = limits or Limits()
         sender = Sender(worker, f"{time.time_ns():020d}-{secrets.token_hex(4)}")
-        wire = wire or WorkerWire(servers, keys, limits)
+        wire = wire or WorkerWire(servers, keys, limits, socket_directory)
         self._session = Session(wire, servers, sender, self, deadlines, limits, clock)
         self._is_closed = threading.Event()
         self._heart = threading.Thread(

@@ -80,7 +80,7 @@ def make_keys() -> tuple[ServerKeys, WorkerKeys]:
 
 def _read(environ: Mapping[str, str], *names: str) -> list[str] | None:
     found = {name: environ[name] for name in names if environ.get(name)}
-    if len(found) < 2 and set(found) <= {WORKER_PUBLIC}:
+    if not found:
         return None
     wrong = [name for name in names if len(found.get(name, "")) != _KEY_LENGTH]
     if wrong:

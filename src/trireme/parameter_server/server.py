@@ -35,7 +35,7 @@ from trireme.parameter_server.messages import Answer, Body, Create, Done, Refuse
 from trireme.parameter_server.rules import Rules, Tick
 from trireme.parameter_server.saver import Saver
 from trireme.parameter_server.server_state import ServerState
-from trireme.parameter_server.transport import Letter, ServerWire, Wire
+from trireme.parameter_server.transport import Letter, PathLike, ServerWire, Wire
 from trireme.parameter_server.updater import Updater
 from trireme.parameter_server.wire_format import Limits
 
@@ -89,7 +89,10 @@ class Server:
             request = decode_request(frames, self.limits)
         except ProtocolError as error:
             self.num_refused_letters += 1
-            _log.warning("refused a message: %s", error)
+            if (
+                self.num_refused_letters.bit_count() == 1
+            ):  # the 1st, 2nd, 4th, ...: a flood must not fill the log
+                _log.warning("refused message number %d: %s", self.num_refused_letters, error)
             self._outgoing.append((peer, encode_answer(Answer(0, Refused("protocol", str(error))))))
             return
         self._addresses[request.sender] = peer
@@ -166,14 +169,15 @@ def serve(
     keys: ServerKeys | None = None,
     saver: Saver | None = None,
     limits: Limits | None = None,
+    socket_directory: PathLike | None = None,
     on_listening: Callable[[str], None] | None = None,
 ) -> int:
     """Runs a server at `address` until all workers are done (returns 0) or SIGTERM comes (returns 143).
 
     `on_listening` gets the address with the port that was bound, when workers may connect. A last snapshot is
-    saved in both cases.
+    saved in both cases. `socket_directory`: see `ServerWire`.
     """
-    wire = ServerWire(address, keys, limits)
+    wire = ServerWire(address, keys, limits, socket_directory)
     try:
         server = Server(rules, updater, wire, saver, limits or Limits())
         with _termination() as is_terminated:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from trireme.errors import ConfigurationError, UsageError
@@ -17,6 +19,7 @@ from trireme.parameter_server.keys import ServerKeys, WorkerKeys, import_zmq
 from trireme.parameter_server.wire_format import Frame, Limits
 
 Letter: TypeAlias = "tuple[Any, Sequence[Frame]]"
+PathLike: TypeAlias = "str | os.PathLike[str]"
 
 _MAX_LETTERS_AT_ONCE = 64
 _QUEUE_LETTERS = 1000
@@ -42,10 +45,17 @@ class ServerWire:
     """A server's socket, bound to `address` ("host:port"; port 0 takes a free one, see `address`).
 
     Without keys it listens on loopback only. With keys, who does not have the workers' secret key is turned
-    away before a byte of a message is looked at.
+    away before a byte of a message is looked at. In `socket_directory`, which nobody else may enter, it also
+    listens on a Unix socket for the workers of this machine: encrypting for them would cost most of the speed.
     """
 
-    def __init__(self, address: str, keys: ServerKeys | None, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        keys: ServerKeys | None,
+        limits: Limits | None = None,
+        socket_directory: PathLike | None = None,
+    ) -> None:
         zmq = import_zmq()
         host, port = _split(address)
         numeric = _resolve(host, address)
@@ -59,17 +69,23 @@ class ServerWire:
         self._authenticator = keys and _authenticator(self._context, keys.worker_public)
         self._socket = self._context.socket(zmq.ROUTER)
         _set_options(zmq, self._socket, limits or Limits())
-        if keys:
-            self._socket.curve_server = True
-            self._socket.curve_secretkey = keys.server_secret.encode()
-        endpoint = f"tcp://[{numeric}]" if ":" in numeric else f"tcp://{numeric}"
         try:
-            self._socket.bind(f"{endpoint}:{port or '*'}")
+            if keys:
+                self._socket.curve_server = True
+                self._socket.curve_secretkey = keys.server_secret.encode()
+            self._socket.bind(f"{_tcp(numeric)}:{port or '*'}")
+            bound_port = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
+            if socket_directory is not None:
+                # What was bound before keeps its keys: options count for the endpoints that follow.
+                self._socket.curve_server = False
+                self._socket.bind(_unix_endpoint(socket_directory, bound_port))
         except zmq.ZMQError as error:
             self.close()
             raise ConfigurationError(f"a parameter server cannot listen on {address}: {error}") from error
-        bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.address = f"{host}:{bound.rsplit(':', 1)[1]}"
+        except ConfigurationError:
+            self.close()
+            raise
+        self.address = f"{address.rpartition(':')[0]}:{bound_port}"
 
     def exchange(self, outgoing: Sequence[Letter], timeout_s: float) -> list[Letter]:
         """See `Wire`. A letter to a peer that is gone, or that does not read, is dropped."""
@@ -94,10 +110,17 @@ class ServerWire:
 
 
 class WorkerWire:
-    """A worker's sockets, one for each of the servers at `addresses`; they reconnect by themselves."""
+    """A worker's sockets, one for each of the servers at `addresses`; they reconnect by themselves.
+
+    Servers on loopback are met in `socket_directory`, if that is what they were given too.
+    """
 
     def __init__(
-        self, addresses: Sequence[str], keys: WorkerKeys | None, limits: Limits | None = None
+        self,
+        addresses: Sequence[str],
+        keys: WorkerKeys | None,
+        limits: Limits | None = None,
+        socket_directory: PathLike | None = None,
     ) -> None:
         zmq = import_zmq()
         self._zmq = zmq
@@ -107,14 +130,17 @@ class WorkerWire:
         for address in addresses:
             host, port = _split(address)
             connection = self._context.socket(zmq.DEALER)
+            self._sockets.append(connection)
+            self._poller.register(connection, zmq.POLLIN)
             _set_options(zmq, connection, limits or Limits())
+            if socket_directory is not None and _is_loopback(host):
+                connection.connect(_unix_endpoint(socket_directory, port))
+                continue
             if keys:
                 connection.curve_serverkey = keys.server_public.encode()
                 connection.curve_publickey = keys.worker_public.encode()
                 connection.curve_secretkey = keys.worker_secret.encode()
-            self._sockets.append(connection)
-            connection.connect(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
-            self._poller.register(connection, zmq.POLLIN)
+            connection.connect(f"{_tcp(host)}:{port}")
         self._index = {connection: index for index, connection in enumerate(self._sockets)}
 
     def exchange(self, outgoing: Sequence[Letter], timeout_s: float) -> list[Letter]:
@@ -166,6 +192,27 @@ def _authenticator(context: Any, worker_public: str) -> Any:
     authenticator.start()
     authenticator.configure_curve_callback(domain="*", credentials_provider=_OnlyWorkers())
     return authenticator
+
+
+def _tcp(host: str) -> str:
+    return f"tcp://[{host}]" if ":" in host else f"tcp://{host}"
+
+
+def _unix_endpoint(directory: PathLike, port: int | str) -> str:
+    mode = Path(directory).stat().st_mode
+    if mode & 0o077:
+        raise ConfigurationError(
+            f"others may enter {os.fspath(directory)} (mode {mode & 0o777:o}), where the sockets of the parameter "
+            f"servers are to be: chmod 700 {os.fspath(directory)}"
+        )
+    return f"ipc://{Path(directory).absolute() / f'server-{port}'}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _split(address: str) -> tuple[str, int]:
