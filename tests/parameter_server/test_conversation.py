@@ -18,6 +18,8 @@ from trireme.parameter_server import (
     VariableSpec,
     place,
 )
+from trireme.parameter_server.message_codec import encode_answer
+from trireme.parameter_server.messages import Answer, Welcome
 
 VARIABLES = [
     VariableSpec("w", (4, 2)),
@@ -206,6 +208,18 @@ def test_a_killed_server_comes_back_and_the_loss_is_reported(network, tmp_path, 
     assert network.updaters[1].learning_rate == 0.5
     client.finish()
     assert not any(server.turn(0.0) for server in network.servers.values())
+
+
+def test_a_welcome_of_a_server_that_came_back_unnoticed(network):
+    """It answers a hello that was repeated to its earlier life."""
+    start(network)
+    (client,) = connected(network)
+    for _ in range(3):
+        client.push(GRADIENTS)
+    client.flush()
+    welcome = Welcome("new", 1, 1, 1, True, 1, 0)
+    client._session._receive(0, [bytes(frame) for frame in encode_answer(Answer(0, welcome))])
+    assert client.statistics.lost_updates == 2
 
 
 def test_a_server_that_comes_back_without_its_variables(network):

@@ -264,6 +264,13 @@ def test_what_an_earlier_life_left_in_an_open_step_is_replaced():
     assert driver.applied[0]["w"].tolist() == [3, 3]
 
 
+def test_what_an_earlier_life_left_is_not_taken_for_a_request_of_this_one():
+    driver = StateDriver(max_staleness=0).started()
+    driver.push(1, 0)
+    driver.hello(1, session="t1")
+    assert driver.ask(1, Heartbeat(), session="t1").pending == ()
+
+
 def test_an_earlier_life_has_no_say():
     driver = StateDriver(max_staleness=None).started()
     driver.hello(1, session="t1")

@@ -8,11 +8,24 @@ import numpy as np
 
 from trireme.parameter_server.dtypes import dtype_of
 from trireme.parameter_server.gradients import RowGradient
-from trireme.parameter_server.messages import Arrays, Create
+from trireme.parameter_server.messages import Arrays, Create, Hello, NextRange
 from trireme.parameter_server.partition import Slice
+from trireme.parameter_server.rules import Rules
 from trireme.parameter_server.shares import Shares
 
 Slices = Mapping[str, Slice]
+
+
+def wrong_in_hello(hello: Hello, rules: Rules, placement: str | None) -> str | None:
+    """A worker of another run, or one that places other variables on the servers than the first one did."""
+    if hello.run_id != rules.run_id:
+        return f"this server belongs to run {rules.run_id!r}, the worker to run {hello.run_id!r}"
+    if placement not in (None, hello.placement):
+        return (
+            "this worker places other variables on the servers than the first one did "
+            f"({hello.placement}, not {placement}): all must build the same model"
+        )
+    return None
 
 
 def wrong_in_create(create: Create, known: Slices) -> str | None:
@@ -68,6 +81,13 @@ def wrong_in_pull(names: tuple[str, ...], arrays: Arrays, known: Slices) -> str 
         if wrong:
             return wrong
     return None
+
+
+def wrong_in_next_range(ask: NextRange, rules: Rules) -> str | None:
+    """The wrong server, or batches without rows."""
+    if not rules.is_chief:
+        return "this server hands out no rows: ask server 0"
+    return None if ask.batch_rows else "rows are handed out in batches of at least one row"
 
 
 def wrong_in_totals(arrays: Arrays, shares: Shares) -> str | None:

@@ -33,7 +33,7 @@ from trireme.parameter_server.messages import (
     Sender,
     TakeSnapshot,
     Welcome,
-)  # fmt: skip
+)
 from trireme.parameter_server.partition import Placement
 from trireme.parameter_server.parts import check_gradient, creations
 from trireme.parameter_server.pulls import PendingPull, start_pull

@@ -10,20 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trireme.parameter_server import checks
+from trireme.parameter_server import instructions as do
 from trireme.parameter_server.gradients import RowGradient, combine
 from trireme.parameter_server.hearing import Hearing
-from trireme.parameter_server.instructions import (
-    Apply,
-    CreateSlices,
-    End,
-    Instruction,
-    Reconfigure,
-    Record,
-    Reply,
-    Report,
-    SaveSnapshot,
-    SendValues,
-)  # fmt: skip
+from trireme.parameter_server.instructions import Instruction, Reply
 from trireme.parameter_server.messages import (
     Alive,
     Applied,
@@ -46,7 +36,7 @@ from trireme.parameter_server.messages import (
     Request,
     TakeSnapshot,
     Welcome,
-)  # fmt: skip
+)
 from trireme.parameter_server.partition import Slice
 from trireme.parameter_server.rules import Rules, Statistics, Tick
 from trireme.parameter_server.shares import Over, Range, Shares
@@ -81,8 +71,8 @@ class ServerState:
         instructions = self._on_tick(event) if isinstance(event, Tick) else self._on_request(event)
         instructions += self._updates() + self._answers()
         if self._is_finished():
-            instructions.append(End())
-        return [*map(Record, self.shares.entries()), *instructions]
+            instructions.append(do.End())
+        return [*map(do.Record, self.shares.entries()), *instructions]
 
     def record(self) -> dict[str, Any]:
         """What a snapshot must hold beside the arrays (plain JSON)."""
@@ -149,12 +139,9 @@ class ServerState:
         sender = request.sender
         member = self.steps.members.get(sender.worker)
         is_other = member is not None and member.sender != sender
-        if hello.run_id != self.rules.run_id:
-            text = f"this server belongs to run {self.rules.run_id!r}, the worker to run {hello.run_id!r}"
-            return _refuse(request, "invalid", text)
-        if self._placement not in (None, hello.placement):
-            text = f"worker {sender.worker} places other variables on the servers than the first worker did"
-            return _refuse(request, "invalid", f"{text}: {hello.placement}, not {self._placement}")
+        wrong = checks.wrong_in_hello(hello, self.rules, self._placement)
+        if wrong:
+            return _refuse(request, "invalid", wrong)
         # A restored member may be an earlier life of the one that speaks, or the speaker one of a newer member.
         if member is not None and hello.step is not None and sender.session < member.sender.session:
             return _refuse(request, "superseded", f"another process has become worker {sender.worker}")
@@ -171,14 +158,9 @@ class ServerState:
         self._hearing.heard(sender.worker)
         self._waiting.setdefault(sender.worker, {})
         welcome = Welcome(
-            self._boot,
-            step,
-            lacks_from,
-            member.num_applied,
-            self.is_initialised,
-            self.steps.version,
-            self.shares.epoch,
-        )
+            self._boot, step, lacks_from, member.num_applied,
+            self.is_initialised, self.steps.version, self.shares.epoch,
+        )  # fmt: skip
         return [*instructions, Reply(sender, request.number, welcome)]
 
     def _on_ready(self, request: Request, ready: Ready) -> list[Instruction]:
@@ -194,10 +176,10 @@ class ServerState:
             return [done]
         self.slices |= {piece.name: piece for piece in create.slices}
         self.is_initialised = create.is_last
-        return [CreateSlices(create), done]
+        return [do.CreateSlices(create), done]
 
     def _on_configure(self, request: Request, configure: Configure) -> list[Instruction]:
-        return [Reconfigure(configure.settings), Reply(request.sender, request.number, Done())]
+        return [do.Reconfigure(configure.settings), Reply(request.sender, request.number, Done())]
 
     def _on_push(self, request: Request, push: Push) -> list[Instruction]:
         wrong = checks.wrong_in_push(push.arrays, self.slices)
@@ -214,11 +196,8 @@ class ServerState:
 
     def _on_question(self, request: Request, question: Pull | NextRange) -> list[Instruction]:
         """Keeps a request until `_answers` can answer it, which may be at once."""
-        if isinstance(question, NextRange):
-            if not self.rules.is_chief:
-                return _refuse(request, "invalid", "this server hands out no rows: ask server 0")
-            if question.batch_rows < 1:
-                return _refuse(request, "invalid", "rows are handed out in batches of at least one row")
+        if isinstance(question, NextRange) and (wrong := checks.wrong_in_next_range(question, self.rules)):
+            return _refuse(request, "invalid", wrong)
         self._waiting[request.sender.worker][request.number] = request
         return []
 
@@ -242,7 +221,7 @@ class ServerState:
         return [Reply(request.sender, request.number, Alive(self._boot, tuple(sorted(pending)), blockers))]
 
     def _on_snapshot(self, request: Request, _: TakeSnapshot) -> list[Instruction]:
-        return [SaveSnapshot(request.sender, request.number)]
+        return [do.SaveSnapshot(request.sender, request.number)]
 
     def _on_bye(self, request: Request, _: Bye) -> list[Instruction]:
         worker = request.sender.worker
@@ -255,7 +234,7 @@ class ServerState:
         while update := self.steps.next_update():
             if any(weight > 0 for weight, _ in update.contributions):
                 self.statistics.updates += 1
-                instructions.append(Apply(combine(update.contributions, self.rules.reduction)))
+                instructions.append(do.Apply(combine(update.contributions, self.rules.reduction)))
             for receipt in update.receipts:
                 self.statistics.count_staleness(receipt.staleness)
                 instructions.append(self._applied(receipt))
@@ -281,7 +260,7 @@ class ServerState:
         if wrong:
             return Reply(request.sender, request.number, Refused("invalid", wrong))
         rows = {name: value for name, value in pull.arrays.items() if not isinstance(value, RowGradient)}
-        return SendValues(request.sender, request.number, self.steps.version, pull.slices, rows)
+        return do.SendValues(request.sender, request.number, self.steps.version, pull.slices, rows)
 
     def _answer_next_range(self, request: Request) -> Instruction | None:
         ask, sender = request.body, request.sender
@@ -313,7 +292,7 @@ class ServerState:
         self._forget(worker)
         self._gone.add(worker)
         self.statistics.workers_lost += 1
-        return [Report(f"worker {worker} {why}: its unfinished rows go to others, nobody waits for it")]
+        return [do.Report(f"worker {worker} {why}: its unfinished rows go to others, nobody waits for it")]
 
     def _forget(self, worker: int) -> None:
         self.steps.leave(worker)

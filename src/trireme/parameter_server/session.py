@@ -31,7 +31,7 @@ from trireme.parameter_server.messages import (
     Request,
     Sender,
     Welcome,
-)  # fmt: skip
+)
 from trireme.parameter_server.transport import Letter, Wire
 from trireme.parameter_server.wire_format import Frame, Limits
 
@@ -220,7 +220,8 @@ class Session:
 
     def _on_welcome(self, server: int, welcome: Welcome) -> None:
         connection = self.connections[server]
-        if connection.is_greeted:
+        previous = connection.welcome
+        if connection.is_greeted and previous is not None and previous.boot == welcome.boot:
             return
         if connection.holds_variables and not welcome.is_initialised:
             connection.failure = PeerLost(
@@ -228,7 +229,7 @@ class Session:
                 "snapshot. Give the servers a directory for snapshots that outlives them"
             )
             return
-        previous, connection.welcome, connection.is_greeted = connection.welcome, welcome, True
+        connection.welcome, connection.is_greeted = welcome, True
         connection.holds_variables |= welcome.is_initialised
         if previous is not None and previous.boot != welcome.boot:
             self._count_lost_updates(server, welcome)

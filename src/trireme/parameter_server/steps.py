@@ -147,7 +147,9 @@ class Steps:
 
     def open_requests(self, worker: int) -> list[int]:
         """The request numbers of the worker's pushes that are not yet part of the weights."""
-        return [waiting[worker].number for waiting in self._pending.values() if worker in waiting]
+        sender = self.members[worker].sender
+        waiting = [pushes[worker] for pushes in self._pending.values() if worker in pushes]
+        return [item.number for item in waiting if item.sender == sender]
 
     def next_update(self) -> Update | None:
         """The next update whose pushes are complete, oldest step first; call until None."""
@@ -160,7 +162,7 @@ class Steps:
         return None
 
     def blockers(self, worker: int) -> set[int]:
-        """The workers whose next push must come before `worker` may pull; in lock step all who lag."""
+        """The workers whose next push must come before `worker` may pull."""
         me = self.members[worker]
         if self._max_staleness is None:
             return set()
