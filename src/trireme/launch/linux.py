@@ -23,8 +23,8 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 @contextmanager
-def adopted_orphans() -> Iterator[None]:
-    """Within it, processes whose parents end become children of this one, instead of the system's."""
+def subreaper() -> Iterator[None]:
+    """Within it, a descendant whose parent ends becomes a child of this process."""
     before = ctypes.c_int()
     _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(before))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -35,12 +35,12 @@ def adopted_orphans() -> Iterator[None]:
 
 
 def children_of(pid: int) -> list[int]:
-    """The living children of a process."""
+    """The children of a process, those that have ended and are not reaped among them."""
     children = []
     for name in os.listdir("/proc"):
         if name.isdecimal():
             fields = _stat(int(name))
-            if fields is not None and fields[1] == str(pid) and fields[0] != "Z":
+            if fields is not None and fields[1] == str(pid):
                 children.append(int(name))
     return children
 

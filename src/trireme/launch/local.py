@@ -14,7 +14,7 @@ from trireme.cluster.board import BOARD_FD, Board
 from trireme.launch import guardian, report
 from trireme.launch.decision import Outcome
 from trireme.launch.job import Job
-from trireme.launch.linux import adopted_orphans
+from trireme.launch.orphans import Orphans
 from trireme.launch.output import Console
 from trireme.launch.processes import WorkerProcess, start
 from trireme.launch.render import (
@@ -69,9 +69,9 @@ def run(job: Job) -> int:
     log_dir = make_log_dir(job)
     if job.num_workers > 1:
         _say(report.started(job.num_workers, log_dir))
-    signals = Signals()
-    with signals.taken_over(), adopted_orphans():
-        done = execute(job, log_dir, Console.of_descriptors(), signals, is_own_process=True)
+    signals, orphans = Signals(), Orphans()
+    with signals.taken_over(), orphans.adopted():
+        done = execute(job, log_dir, Console.of_descriptors(), signals, orphans)
     if done.report:
         _say(("\n" if done.is_line_open else "") + done.report + report.logs_are_in(log_dir))
     return done.outcome.exit_code
@@ -82,7 +82,7 @@ def execute(
     log_dir: str,
     console: Console | None,
     signals: Signals | None = None,
-    is_own_process: bool = False,
+    orphans: Orphans | None = None,
 ) -> Run:
     """Starts a job's workers, watches them, ends what is left of them. Nothing of the run lives afterwards.
 
@@ -91,9 +91,9 @@ def execute(
         log_dir: an existing folder for the workers' output.
         console: where the first worker's output goes besides its log; None: nowhere.
         signals: those that this process receives for the workers.
-        is_own_process: whether this process is a launcher and nothing else.
+        orphans: those of the run that this process adopts.
     """
-    signals = signals or Signals()
+    signals, orphans = signals or Signals(), orphans or Orphans()
     mark = launcher_mark(job, os.getpid())
     num_workers = job.num_workers if job.cluster is None else job.cluster.num_workers
     workers: list[WorkerProcess] = []
@@ -101,20 +101,21 @@ def execute(
     grace_s = END_GRACE_S
     with ExitStack() as stack:
         board = stack.enter_context(_board(num_workers))
-        guardian_pid = stack.enter_context(_guarded(mark, job.environ))
+        orphans.exclude(stack.enter_context(_guarded(mark, job.environ)))
         fds = stack.enter_context(_inherited(job, board))
         try:
             with _reserved_ports(job.num_workers if job.cluster is None else 1) as ports:
                 provisions = Provisions(log_dir, os.getpid(), fds, ports)
                 for spec in render(job, provisions):
                     workers.append(_start(spec, job, provisions, console))
+                    orphans.exclude(workers[-1].pid)
             _connect(signals, workers)
-            outcome = supervise(job, workers, board, signals)
+            outcome = supervise(job, workers, board, signals, orphans)
             grace_s = end_grace_s(outcome)
             if needs_stacks(outcome):
                 stacks = collect_stacks(workers, [stacks_file(log_dir, worker.rank) for worker in workers])
         finally:
-            end(workers, mark, is_own_process, [guardian_pid], grace_s)
+            end(workers, mark, orphans, grace_s)
     copyings = [worker.copying for worker in workers if worker.copying]
     for copying in copyings:
         copying.finish()

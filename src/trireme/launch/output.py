@@ -78,19 +78,16 @@ class Copying:
         if not console.is_one_stream:
             err_source, self.stderr = _channel(console.err_terminal)
             self._sources[err_source] = console.write_err
-        self._threads = [
-            threading.Thread(target=self._copy, args=source, name="trireme-output", daemon=True)
-            for source in self._sources.items()
-        ]
-        self._writing: set[int] = set()
-        self._last_byte = b"\n"
+        self._terminals = dict(zip(self._sources, (console.out_terminal, console.err_terminal), strict=False))
+        self._open_lines: set[int] = set()
+        self._is_writing = False
+        self._thread = threading.Thread(target=self._copy, name="trireme-output", daemon=True)
 
     def start(self) -> None:
         """Starts to copy, once the worker has its ends."""
         for end in {self.stdout, self.stderr}:
             os.close(end)
-        for thread in self._threads:
-            thread.start()
+        self._thread.start()
 
     def finish(self) -> None:
         """Waits until everything is copied, for as long as the console takes.
@@ -99,52 +96,70 @@ class Copying:
         output is not waited for.
         """
         deadline = time.monotonic() + _ESCAPED_S
-        for thread in self._threads:
-            while thread.is_alive() and (self._writing or time.monotonic() < deadline):
-                thread.join(_JOIN_S)
-        if not any(thread.is_alive() for thread in self._threads):
+        while self._thread.is_alive() and (self._is_writing or time.monotonic() < deadline):
+            self._thread.join(_JOIN_S)
+        if not self._thread.is_alive():
             os.close(self._log)
 
     def resize(self) -> None:
         """Gives the worker's terminal the size of ours."""
-        terminals = (self._console.out_terminal, self._console.err_terminal)
-        for source, terminal in zip(self._sources, terminals, strict=False):
-            if terminal is not None:
+        for source, terminal in self._terminals.items():
+            if terminal is not None and source in self._sources:
                 with suppress(OSError):
                     _copy_size(terminal, source)
 
     @property
     def is_at_line_start(self) -> bool:
         """Whether the console's next character begins a line; a progress bar leaves one open."""
-        return self._last_byte == b"\n"
+        return not self._open_lines
 
-    def _copy(self, source: int, write: Callable[[bytes], None] | None) -> None:
-        # Once the console is gone this end is closed, so that the worker learns what it would have
-        # learned without us between them.
+    def _copy(self) -> None:
+        poll = select.poll()
+        for source in self._sources:
+            poll.register(source, select.POLLIN)
+        while self._sources:
+            source = self._next([fd for fd, _ in poll.poll()])
+            chunk = _read(source)
+            if not chunk or not self._pass_on(source, chunk):
+                # Once the console is gone this end is closed, so that the worker learns what it would
+                # have learned without us between them.
+                poll.unregister(source)
+                del self._sources[source]
+                os.close(source)
+
+    def _next(self, ready: list[int]) -> int:
+        """The source to read from: one stream shall not break into the other's line."""
+        return min(ready, key=lambda source: source not in self._open_lines)
+
+    def _pass_on(self, source: int, chunk: bytes) -> bool:
+        """Whether the console took it; the log file need not."""
+        self._write_log(chunk)
+        if chunk.endswith(b"\n"):
+            self._open_lines.discard(source)
+        else:
+            self._open_lines.add(source)
+        write = self._sources[source]
         try:
-            while chunk := _read(source):
-                self._write_log(chunk)
-                self._last_byte = chunk[-1:]
-                if write is not None:
-                    self._writing.add(source)
-                    write(chunk)
-                    self._writing.discard(source)
+            self._is_writing = True
+            if write is not None:
+                write(chunk)
         except (OSError, ValueError):
-            pass
+            return False
         finally:
-            self._writing.discard(source)
-            os.close(source)
+            self._is_writing = False
+        return True
 
     def _write_log(self, chunk: bytes) -> None:
-        if not self._is_log_full:
-            try:
-                _write_all(self._log, chunk)
-            except OSError as error:
-                # A full disk costs the rest of the log, not the run.
-                self._is_log_full = True
-                warn = self._console.write_err
-                if warn is not None:
-                    warn(f"trireme: the log file takes no more: {error}\n".encode())
+        if self._is_log_full:
+            return
+        try:
+            _write_all(self._log, chunk)
+        except OSError as error:
+            # A full disk costs the rest of the log, not the run.
+            self._is_log_full = True
+            if self._console.write_err is not None:
+                with suppress(OSError, ValueError):
+                    self._console.write_err(f"trireme: the log file takes no more: {error}\n".encode())
 
 
 def _channel(terminal: int | None) -> tuple[int, int]:

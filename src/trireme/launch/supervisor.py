@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from types import FrameType
 
 from trireme.cluster.board import Board
 from trireme.launch import guardian, linux
@@ -21,7 +20,9 @@ from trireme.launch.decision import (
     decide,
 )
 from trireme.launch.job import Job
+from trireme.launch.orphans import Orphans
 from trireme.launch.processes import WorkerProcess
+from trireme.launch.signals import Signals
 
 _LOOK_EVERY_S = 0.1
 # What a worker that shall end may still do; it was not asked to finish its work.
@@ -32,52 +33,9 @@ _TIDY_UP_S = 1.0
 _LOOK_AGAIN_S = 0.02
 
 
-class Signals:
-    """The signals that a launcher receives for its workers, while it is the one that receives them.
-
-    Entered, it takes over SIGINT, SIGTERM, SIGHUP (forwarded by the supervisor), SIGTSTP (Ctrl-Z suspends
-    the workers too) and SIGWINCH. What the launcher's parent had ignored stays ignored.
-    """
-
-    def __init__(self) -> None:
-        self.received: list[int] = []
-        self.first_s: float | None = None
-        self.resumed_s = 0.0
-        self.on_suspend: Callable[[], None] = lambda: None
-        self.on_resume: Callable[[], None] = lambda: None
-        self.on_resize: Callable[[], None] = lambda: None
-
-    @contextmanager
-    def taken_over(self) -> Iterator[None]:
-        handlers = {
-            signal.SIGINT: self._receive,
-            signal.SIGTERM: self._receive,
-            signal.SIGHUP: self._receive,
-            signal.SIGTSTP: self._suspend,
-            signal.SIGWINCH: self._resize,
-        }
-        with ExitStack() as stack:
-            for signum, handler in handlers.items():
-                if signal.getsignal(signum) is not signal.SIG_IGN:
-                    stack.callback(signal.signal, signum, signal.signal(signum, handler))
-            yield
-
-    def _receive(self, signum: int, frame: FrameType | None) -> None:
-        self.received.append(signum)
-        if self.first_s is None:
-            self.first_s = time.monotonic()
-
-    def _suspend(self, signum: int, frame: FrameType | None) -> None:
-        self.on_suspend()
-        os.kill(os.getpid(), signal.SIGSTOP)
-        self.resumed_s = time.monotonic()
-        self.on_resume()
-
-    def _resize(self, signum: int, frame: FrameType | None) -> None:
-        self.on_resize()
-
-
-def supervise(job: Job, workers: Sequence[WorkerProcess], board: Board, signals: Signals) -> Outcome:
+def supervise(
+    job: Job, workers: Sequence[WorkerProcess], board: Board, signals: Signals, orphans: Orphans
+) -> Outcome:
     """Watches until the run is over. The workers may still live then: see `end`."""
     started_s, failed_s, is_forwarded = time.monotonic(), None, False
     with _wake_up_at_ends(workers) as wait:
@@ -107,6 +65,7 @@ def supervise(job: Job, workers: Sequence[WorkerProcess], board: Board, signals:
                 is_forwarded = True
                 forward(workers, decision.signum)
             else:
+                orphans.reap()
                 wait(_LOOK_EVERY_S)
 
 
@@ -160,8 +119,7 @@ def end_grace_s(outcome: Outcome) -> float:
 def end(
     workers: Sequence[WorkerProcess],
     mark: str,
-    is_own_process: bool,
-    keep: Sequence[int] = (),
+    orphans: Orphans,
     grace_s: float = END_GRACE_S,
 ) -> None:
     """Ends the workers and everything they have started, wherever it has moved to.
@@ -169,8 +127,7 @@ def end(
     Args:
         workers: those to ask first, then to kill.
         mark: what the environment of every process of the run carries.
-        is_own_process: whether all children of this process belong to the run, except
-        keep: the ids of these.
+        orphans: those of the run that are children of this process by now.
         grace_s: seconds between asking and killing.
     """
     living = [worker for worker in workers if worker.look_for_end() is None]
@@ -189,24 +146,13 @@ def end(
     guardian.kill_processes_of(mark)
     for worker in workers:
         worker.reap()
-    if is_own_process:
-        _wait_until(lambda: not _kill_orphans(keep), END_GRACE_S, time.sleep)
+    orphans.kill()
 
 
 def _wait_until(is_true: Callable[[], bool], within_s: float, wait: Callable[[float], None]) -> None:
     give_up = time.monotonic() + within_s
     while not is_true() and time.monotonic() < give_up:
         wait(_LOOK_AGAIN_S)
-
-
-def _kill_orphans(keep: Sequence[int]) -> list[int]:
-    """Kills processes of the run that had shed its mark; having lost their parents they are ours."""
-    orphans = [pid for pid in linux.children_of(os.getpid()) if pid not in keep]
-    for pid in orphans:
-        with suppress(ProcessLookupError, ChildProcessError):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, os.WNOHANG)
-    return orphans
 
 
 def _ids(workers: Sequence[WorkerProcess]) -> set[int]:
@@ -223,7 +169,8 @@ def _wake_up_at_ends(workers: Sequence[WorkerProcess]) -> Iterator[Callable[[flo
     poll = select.poll()
     with ExitStack() as stack:
         for worker in workers:
-            if worker.exit_code is None:
+            # One that somebody else has reaped is found missing at the next look.
+            with suppress(ProcessLookupError):
                 fd = os.pidfd_open(worker.pid)
                 stack.callback(os.close, fd)
                 poll.register(fd, select.POLLIN)
