@@ -65,7 +65,10 @@ def test_a_run_goes_on_until_all_workers_have_ended():
         ([failure(0, 134, when=1.0, exception=""), failure(1, 75, when=2.0)], 0),
         # while other signals explain themselves.
         ([failure(0, 137, when=2.0, exception=""), failure(1, 75, when=1.0)], 0),
-        ([failure(0, 139, when=2.0, exception=""), failure(1, 1, when=3.0)], 0),
+        # A peer can raise before the kill is even seen,
+        ([failure(0, 139, when=2.0, exception=""), failure(1, 1, when=1.0)], 0),
+        # while one that left on its own is no earlier than it was seen.
+        ([failure(0, 9, when=2.0, exception=""), failure(1, 1, when=1.0)], 1),
         ([failure(0, 75, when=2.0), failure(1, 75, when=1.0)], 1),
     ],
 )
@@ -95,7 +98,7 @@ def test_a_worker_that_said_it_failed_counts_before_it_has_ended():
 
 def test_a_lost_peer_is_waited_for_longer_and_then_the_silent_ones_are_named():
     lost = ended(0, 75, failure(0, 75))
-    stopped, running, waiting = worker(1, is_stopped=True), worker(2), worker(3, WAITING)
+    stopped, running, waiting = worker(1, stopped_s=JUST_NOW), worker(2), worker(3, WAITING)
     assert decide(situation(lost, stopped, failed_s=NOW - SETTLE_S)) == Wait()
     when = NOW - SETTLE_FOR_A_CAUSE_S
     assert decide(situation(lost, stopped, running, waiting, failed_s=when)).culprits == (1,)
@@ -115,11 +118,16 @@ def test_a_lost_peer_is_waited_for_longer_and_then_the_silent_ones_are_named():
         ([worker(0, WAITING, LONG_AGO), worker(1, STARTING, LONG_AGO)], (1,)),
         ([worker(0), worker(1, WAITING, LONG_AGO), worker(2)], (0, 2)),
         # Of several absent ones, those that a signal holds.
-        ([worker(0), worker(1, WAITING, LONG_AGO), worker(2, is_stopped=True)], (2,)),
+        ([worker(0), worker(1, WAITING, LONG_AGO), worker(2, stopped_s=JUST_NOW)], (2,)),
         # Stopped in the middle of a wait.
-        ([worker(0, WAITING, LONG_AGO), worker(1, WAITING, LONG_AGO, is_stopped=True)], (1,)),
+        ([worker(0, WAITING, LONG_AGO), worker(1, WAITING, LONG_AGO, stopped_s=JUST_NOW)], (1,)),
         # The second has only just arrived: they are about to go on.
         ([worker(0, WAITING, LONG_AGO), worker(1, WAITING, JUST_NOW)], ()),
+        # Stopped for long: whoever does not say that he waits for it will.
+        ([worker(0), worker(1, stopped_s=LONG_AGO)], (1,)),
+        ([worker(0), worker(1, stopped_s=JUST_NOW)], ()),
+        # A run of one is stopped by somebody who knows why.
+        ([worker(0, stopped_s=LONG_AGO)], ()),
         # One has left for good.
         ([worker(0, WAITING, LONG_AGO), ended(1)], (1,)),
         # All wait: the one that is behind, else everybody.

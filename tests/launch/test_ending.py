@@ -243,6 +243,16 @@ def test_a_stopped_worker_ends_the_run_within_the_timeout_by_name(script, start)
     assert not [pid for pid in pids if is_alive(pid)]
 
 
+def test_a_stopped_worker_is_missed_by_itself_when_nobody_says_that_he_waits(script, start):
+    path = script("tell(f'family-{rank}', os.getpid())\ntime.sleep(600)\n")
+    process = start(path, workers=2, timeout_s=2)
+    pids = family(path.parent)
+    os.kill(pids[0], signal.SIGSTOP)
+    returncode, stderr = finish(process)
+    assert returncode == 1
+    assert f"stuck: worker 0 (pid {pids[0]}, before its first step, stopped by" in stderr
+
+
 def test_an_endless_loop_on_one_worker_shows_where(script, start):
     path = script(MEETING + "go_astray() if rank == 0 else meet_for_ever()\n")
     process = start(path, workers=2, timeout_s=2)

@@ -53,7 +53,7 @@ def test_an_exit_on_purpose():
 def test_a_stuck_worker_is_named_with_all_that_is_known_of_it():
     workers = (
         WorkerView(0, 10, step=8, state=WAITING),
-        WorkerView(1, 11, step=8, is_stopped=True),
+        WorkerView(1, 11, step=8, stopped_s=1.0),
         WorkerView(2, 12, state=WAITING),
     )
     lines = told(Outcome(STUCK, 1, workers, culprits=(1,)), stacks={0: "Thread 0x1\n  File x\n"})
@@ -79,7 +79,7 @@ def test_all_wait_for_each_other():
 
 def test_a_lost_peer_is_told_together_with_who_was_waited_for():
     lost = Failure(0, 1.0, "trireme.errors.PeerTimeout", "no answer", TRACEBACK, 75)
-    workers = (WorkerView(0, 10, exit_code=75), WorkerView(1, 11, is_stopped=True))
+    workers = (WorkerView(0, 10, exit_code=75), WorkerView(1, 11, stopped_s=1.0))
     lines = told(Outcome(FAILED, 75, workers, (lost,), culprits=(1,)))
     assert "trireme: it was waiting for worker 1 (pid 11, before its first step, stopped by" in lines[-1]
 

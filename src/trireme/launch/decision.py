@@ -27,17 +27,17 @@ class WorkerView:
     Attributes:
         exit_code: None while it lives; minus N when signal N killed it.
         failure: how it failed, or None; a living worker may have said already that it failed.
-        is_stopped: whether a signal such as SIGSTOP holds it.
+        stopped_s: since when a signal such as SIGSTOP holds it, or None.
         step: the last step it began, or None.
         state: its last word on the progress board.
-        since_s: since when it is in that state and step, on the clock of `Situation.now_s`.
+        since_s: since when it is in that state and step, on the clock of `Situation.now_s` like all times.
     """
 
     rank: int
     pid: int = 0
     exit_code: int | None = None
     failure: Failure | None = None
-    is_stopped: bool = False
+    stopped_s: float | None = None
     step: int | None = None
     state: str = STARTING
     since_s: float = 0.0
@@ -45,6 +45,10 @@ class WorkerView:
     @property
     def is_alive(self) -> bool:
         return self.exit_code is None
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.stopped_s is not None
 
 
 @dataclass(frozen=True)
@@ -129,17 +133,21 @@ def rank_failures(failures: Iterable[Failure]) -> tuple[Failure, ...]:
     """The failures with the one that explains the others first.
 
     A worker that only lost a peer (exit code 75) explains nothing; nor does one that its own runtime
-    aborted without a word, which is how some runtimes answer the loss of a peer. Else the earliest.
+    aborted without a word, which is how some runtimes answer the loss of a peer. One that was killed had
+    no time to say so, so the exceptions of the others come after it. Else the earliest.
     """
-    return tuple(sorted(failures, key=lambda failure: (_distance_from_cause(failure), failure.when)))
+    return tuple(sorted(failures, key=_order))
 
 
 def stuck_workers(situation: Situation) -> tuple[int, ...]:
     """The ranks for which others have waited too long; none while somebody may still be about to come."""
     living = [worker for worker in situation.workers if worker.is_alive]
     waiting = [worker for worker in living if worker.state == WAITING]
-    patience_s = situation.timeout_s * STUCK_SHARE_OF_TIMEOUT
-    patient = [worker for worker in waiting if _waited_s(worker, situation) <= patience_s]
+    frozen = [worker for worker in living if worker.is_stopped and _is_over(worker.stopped_s, situation)]
+    if frozen and len(situation.workers) > 1:
+        # Nobody needs to say that he waits for it: sooner or later all do.
+        return _ranks(frozen)
+    patient = [worker for worker in waiting if not _is_over(worker.since_s, situation)]
     if not waiting or len(patient) == len(waiting):
         return ()
     stopped = [worker for worker in living if worker.is_stopped]
@@ -202,6 +210,11 @@ def _is_own(failure: Failure | None, signum: int) -> bool:
     return failure is not None and failure.exit_code != 128 + signum and _distance_from_cause(failure) == 0
 
 
+def _order(failure: Failure) -> tuple[int, bool, float]:
+    was_killed = not failure.exception and failure.exit_code > 128
+    return _distance_from_cause(failure), not was_killed, failure.when
+
+
 def _distance_from_cause(failure: Failure) -> int:
     if failure.exit_code == EXIT_PEER_LOST:
         return 2
@@ -215,9 +228,11 @@ def _over(situation: Situation, kind: str, exit_code: int, **details: object) ->
     return replace(Outcome(kind, exit_code, tuple(situation.workers)), **details)  # type: ignore[arg-type]
 
 
-def _waited_s(worker: WorkerView, situation: Situation) -> float:
+def _is_over(since_s: float | None, situation: Situation) -> bool:
+    """Whether what began then has taken longer than anybody may keep the others waiting."""
     # While the whole run was suspended nobody waited.
-    return situation.now_s - max(worker.since_s, situation.started_s)
+    began_s = max(since_s or 0.0, situation.started_s)
+    return situation.now_s - began_s > situation.timeout_s * STUCK_SHARE_OF_TIMEOUT
 
 
 def _ranks(workers: Iterable[WorkerView]) -> tuple[int, ...]:

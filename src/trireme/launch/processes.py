@@ -31,6 +31,7 @@ class WorkerProcess:
     copying: Copying | None = None
     exit_code: int | None = None
     failure: Failure | None = None
+    stopped_s: float | None = None
 
     @property
     def pid(self) -> int:
@@ -46,7 +47,7 @@ class WorkerProcess:
             pid=self.pid,
             exit_code=self.exit_code,
             failure=self.failure,
-            is_stopped=self.exit_code is None and linux.is_stopped(self.pid),
+            stopped_s=self._look_for_stop(),
             step=entry.step,
             state=entry.state,
             since_s=entry.since_s,
@@ -76,6 +77,14 @@ class WorkerProcess:
         with suppress(subprocess.TimeoutExpired):
             # A process that hangs inside the kernel, on a lost file server, cannot be waited for.
             self.process.wait(_REAP_WITHIN_S)
+
+    def _look_for_stop(self) -> float | None:
+        """Since when the worker has been found stopped by a signal, or None."""
+        if self.exit_code is not None or not linux.is_stopped(self.pid):
+            self.stopped_s = None
+        elif self.stopped_s is None:
+            self.stopped_s = time.monotonic()
+        return self.stopped_s
 
     def _unexplained_end(self, entry: Entry) -> Failure | None:
         if not self.exit_code:
