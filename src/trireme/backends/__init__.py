@@ -4,7 +4,7 @@ import importlib
 
 from trireme.errors import UsageError
 
-BACKENDS = ("tensorflow", "jax")
+BACKENDS = ("tensorflow", "jax", "torch")
 
 _loaded = {}
 

@@ -16,11 +16,8 @@ _ARE_GLOBAL = "_trireme_metrics_are_global"
 def global_metrics(model, backend, original):
     """Returns `original()`, Keras' metrics result of `model`, over the rows of all workers."""
     with _holding_global_values(model, backend):
-        # A metric may give out its very variable, which holds other values in a moment.
-        return {
-            name: keras.ops.convert_to_numpy(value) if isinstance(value, keras.Variable) else value
-            for name, value in original().items()
-        }
+        # A metric may give out its very variable, or memory of it, which holds other values in a moment.
+        return keras.tree.map_structure(keras.ops.convert_to_numpy, original())
 
 
 def mean_logs(logs, backend):

@@ -1,18 +1,12 @@
 """Starts TensorFlow in a worker: its device, and its connection to the other workers."""
 
-import os
-
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import tensorflow_server_pb2
 from tensorflow.python.eager import context as tf_context
 
-from trireme.backends.shared_memory import FD_VARIABLE, SharedMemoryGroup
 from trireme.backends.tensorflow.collectives import RuntimeCollectives, SharedMemoryCollectives
-from trireme.errors import ConfigurationError
-
-COLLECTIVES_VARIABLE = "TRIREME_COLLECTIVES"
-_CHOICES = ("auto", "shared_memory", "runtime")
+from trireme.backends.transport import join_group
 
 
 def use_local_device():
@@ -23,26 +17,8 @@ def use_local_device():
 
 def connect(backend):
     """Returns `(host collectives, in-graph collectives)` among the workers of the backend's cluster."""
-    choice = os.environ.get(COLLECTIVES_VARIABLE, "auto")
-    if choice not in _CHOICES:
-        raise ConfigurationError(
-            f"{COLLECTIVES_VARIABLE} is {choice!r}; it can be {', '.join(map(repr, _CHOICES))}."
-        )
-    has_shared_memory = backend.cluster.is_single_machine and FD_VARIABLE in os.environ
-    on_cpu = not tf.config.list_physical_devices("GPU")
-    if choice == "shared_memory" and not has_shared_memory:
-        raise ConfigurationError(
-            f"{COLLECTIVES_VARIABLE} is 'shared_memory', which takes workers of one machine started by `trireme run`. "
-            f"These are {backend.cluster!r}; leave the variable out."
-        )
-    if choice == "shared_memory" or (choice == "auto" and has_shared_memory and on_cpu):
-        group = SharedMemoryGroup(
-            int(os.environ[FD_VARIABLE]),
-            backend.cluster.rank,
-            backend.cluster.num_workers,
-            backend.timeout_s,
-            on_wait=backend.report_waiting,
-        )
+    group = join_group(backend, on_cpu=not tf.config.list_physical_devices("GPU"))
+    if group is not None:
         return group, SharedMemoryCollectives(group)
     backend.release_port()
     _start_collective_runtime(backend.cluster)

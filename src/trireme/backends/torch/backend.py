@@ -1,0 +1,97 @@
+"""The PyTorch side of the contract."""
+
+import contextlib
+
+import numpy as np
+import torch
+
+from trireme.backends import step
+from trireme.backends.backend import Backend
+from trireme.backends.build import build_model
+from trireme.backends.model_state import optimizers_of
+from trireme.backends.torch import random_streams, runtime
+from trireme.backends.torch.collectives import gather_rows
+from trireme.backends.torch.data import shard_adapter
+from trireme.backends.torch.gradients import GradientExchange
+from trireme.backends.torch.train_step import replace_apply, replace_steps, sharded_function
+
+
+class TorchBackend(Backend):
+    """One process per device; gradients are exchanged while the backward pass still runs."""
+
+    name = "torch"
+
+    def __init__(self):
+        super().__init__()
+        self.collectives = None
+        self.exchange = None
+        self._host = None
+        self._num_calls = 0
+
+    def _start_runtime(self):
+        runtime.use_local_device(self.cluster)
+        if self.cluster.num_workers == 1:
+            return
+        step.install()
+        self._host, self.collectives = runtime.connect(self)
+        self.exchange = GradientExchange(self.collectives, self._host, self.cluster.num_workers)
+
+    def num_local_devices(self):
+        return max(1, torch.cuda.device_count())
+
+    def all_reduce(self, array, op="sum"):
+        return np.asarray(array) if self._host is None else self._host.all_reduce(np.asarray(array), op)
+
+    def all_gather(self, array):
+        return [np.asarray(array)] if self._host is None else self._host.all_gather(np.asarray(array))
+
+    def broadcast(self, array):
+        return np.asarray(array) if self._host is None else self._host.broadcast(np.asarray(array))
+
+    def all_reduce_in_step(self, vector):
+        """Sums a float32 vector over the workers, inside a step."""
+        total = self._host.all_reduce(vector.detach().cpu().numpy())
+        return torch.from_numpy(total).to(vector.device)
+
+    def gather_rows(self, tensor):
+        """Returns the rows that every worker has in `tensor`, in rank order."""
+        return gather_rows(tensor, self._host)
+
+    def shard(self, adapter):
+        return shard_adapter(adapter, self)
+
+    def connect(self, model, strategy):
+        if "train_step" not in vars(model):
+            replace_steps(model, self)
+        for optimizer in optimizers_of(model):
+            if "apply" not in vars(optimizer):
+                replace_apply(optimizer, self.exchange)
+
+    def build(self, model, adapter, training=True):
+        # Keras' own `predict` draws nothing to build by; its `fit` and `evaluate` do.
+        with contextlib.nullcontext() if training else random_streams.undone():
+            build_model(model, adapter.global_batches(), training)
+
+    @contextlib.contextmanager
+    def calling(self, model):
+        self._num_calls += 1
+        try:
+            is_outermost = self._num_calls == 1 and self.cluster.num_workers > 1
+            with random_streams.own_stream(self) if is_outermost else contextlib.nullcontext():
+                yield
+        finally:
+            self._num_calls -= 1
+
+    @contextlib.contextmanager
+    def sharding_batches(self, model, function_name):
+        getattr(model, f"make_{function_name}")()
+        function = getattr(model, function_name)
+        setattr(model, function_name, sharded_function(function, self.cluster))
+        try:
+            yield
+        finally:
+            setattr(model, function_name, function)
+
+    def is_tracing(self):
+        # Between steps the metrics are exchanged, inside a step nobody reads them: eager as PyTorch is.
+        return step.current_step() is not None
