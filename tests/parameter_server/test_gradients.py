@@ -1,7 +1,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trireme.parameter_server import RowGradient
@@ -30,6 +30,7 @@ def gradients(draw):
     return RowGradient(np.array(rows, np.int64), np.array(flat, np.float32).reshape(len(rows), 2))
 
 
+@settings(deadline=None)
 @given(gradients())
 def test_merged_rows_are_the_same_gradient(gradient):
     if isinstance(gradient, RowGradient):
@@ -38,6 +39,7 @@ def test_merged_rows_are_the_same_gradient(gradient):
         np.testing.assert_allclose(dense_of(merged), dense_of(gradient), rtol=1e-5, atol=1e-5)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(WEIGHTS, st.dictionaries(st.sampled_from("ab"), gradients())), max_size=4),
     st.sampled_from(["mean", "sum"]),

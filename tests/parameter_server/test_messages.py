@@ -3,7 +3,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trireme.errors import ProtocolError
@@ -116,6 +116,7 @@ VALUES = st.one_of(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(st.sampled_from(ALL_REQUESTS), st.data())
 def test_fields_of_any_content_are_refused_or_read(body, data):
     """The header is valid JSON all along, so that what is tested is the reading of fields."""

@@ -2,7 +2,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trireme.errors import UsageError
@@ -29,6 +29,7 @@ def variables_of(shapes):
     return [VariableSpec(f"v{index}", shape) for index, shape in enumerate(shapes)]
 
 
+@settings(deadline=None)
 @given(st.lists(SHAPES, min_size=1, max_size=6), st.integers(1, 4), PARTITIONERS)
 def test_every_row_is_in_exactly_one_place_and_reassembly_is_identity(shapes, num_servers, partitioner):
     placement = place(variables_of(shapes), num_servers, partitioner)
@@ -42,6 +43,7 @@ def test_every_row_is_in_exactly_one_place_and_reassembly_is_identity(shapes, nu
         assert all(np.shares_memory(part, value) for _, part in parts if part.size)
 
 
+@settings(deadline=None)
 @given(st.lists(SHAPES, min_size=1, max_size=10), st.integers(1, 4), PARTITIONERS)
 def test_no_server_holds_more_than_the_mean_and_one_slice(shapes, num_servers, partitioner):
     placement = place(variables_of(shapes), num_servers, partitioner)
@@ -51,6 +53,7 @@ def test_no_server_holds_more_than_the_mean_and_one_slice(shapes, num_servers, p
     assert sum(loads) == sum(variable.nbytes for variable in variables_of(shapes))
 
 
+@settings(deadline=None)
 @given(SHAPES.filter(len), PARTITIONERS.filter(lambda p: p is not None))
 def test_slices_keep_the_partitioners_word(shape, partitioner):
     variable = VariableSpec("v", shape)
@@ -86,6 +89,7 @@ def test_number_of_slices(partitioner, shape, num_slices):
     assert partitioner(VariableSpec("v", shape)) == num_slices
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 40),
     st.lists(st.integers(0, 39), max_size=30, unique=True).map(sorted),

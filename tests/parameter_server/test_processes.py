@@ -116,7 +116,7 @@ def test_a_killed_server_is_started_again_and_the_workers_go_on(start, tmp_path,
 
 
 def test_rows_of_a_killed_worker_are_worked_on_by_others(start):
-    server = start("server_process", server_options(0, 2, rules={"worker_timeout_s": 1.0}))
+    server = start("server_process", server_options(0, 2, rules={"worker_timeout_s": 3.0}))
     address = server.line()
     lost = client_of([address], 1)
     lost.connect()
@@ -136,12 +136,12 @@ def test_rows_of_a_killed_worker_are_worked_on_by_others(start):
 def test_a_stopped_server_ends_the_wait_with_its_name(start):
     up = [start("server_process", server_options(i)) for i in (0, 1)]
     addresses = [server.line() for server in up]
-    client = client_of(addresses, deadlines=Deadlines(server_s=1.0, peers_s=60.0, heartbeat_s=0.1))
+    client = client_of(addresses, deadlines=Deadlines(server_s=3.0, peers_s=60.0, heartbeat_s=0.1))
     client.connect()
     client.create(INITIAL)
     up[1].send(signal.SIGSTOP)
     with pytest.raises(
-        PeerTimeout, match=f"parameter server 1 at {addresses[1]} was silent for 1.* while worker 0"
+        PeerTimeout, match=f"parameter server 1 at {addresses[1]} was silent for 3.* while worker 0"
     ):
         client.pull()
     client.close()
@@ -150,7 +150,7 @@ def test_a_stopped_server_ends_the_wait_with_its_name(start):
 
 def test_a_worker_that_computes_for_long_is_not_lost(start):
     server = start(
-        "server_process", server_options(0, 2, rules={"max_staleness": 1, "worker_timeout_s": 1.0})
+        "server_process", server_options(0, 2, rules={"max_staleness": 1, "worker_timeout_s": 2.0})
     )
     address = server.line()
     with client_of([address]) as waiting, client_of([address], 1) as busy:
@@ -159,8 +159,8 @@ def test_a_worker_that_computes_for_long_is_not_lost(start):
         waiting.push(GRADIENTS)
         pending = waiting.start_pull()
         with pytest.raises(PeerTimeout, match="waits for worker 1"):
-            # Three times the time after which a silent worker is lost; the busy one's heart beats meanwhile.
-            waiting._session._deadlines = Deadlines(server_s=30.0, peers_s=3.0, heartbeat_s=0.1)
+            # More than twice the time after which a silent worker is lost; the busy one's heart beats meanwhile.
+            waiting._session._deadlines = Deadlines(server_s=30.0, peers_s=5.0, heartbeat_s=0.1)
             pending.result()
         busy.push(GRADIENTS)
         assert pending.result()["b"] == -3

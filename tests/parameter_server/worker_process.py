@@ -19,6 +19,7 @@ def main() -> None:
         if options["worker"] == 0:
             client.create(INITIAL)
         print(f"begins at {client.step}", flush=True)
+        client.pull()
         while client.step < options["num_steps"]:
             client.push(GRADIENTS)
             weights = client.pull()

@@ -127,7 +127,7 @@ class Client:
         self._ask_all(Configure(settings), "its new settings")
 
     def push(self, gradients: Mapping[str, Gradient], weight: float = 1.0, epoch: int = 0) -> None:
-        """Sends the gradients of one step, by variable; returns before they have arrived.
+        """Sends the gradients of one step, by variable; returns before they have arrived. A pull must come first.
 
         In lock step `weight` is this worker's part in the mean: its number of rows, 0 for none. An empty shard
         pushes too, with no gradients and weight 0. `epoch` is that of the rows if `next_range` gave them.

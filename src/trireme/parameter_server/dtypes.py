@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ _PLAIN = (
 )  # fmt: skip
 
 
+@cache
 def dtype_of(name: str) -> np.dtype[Any]:
     """The little-endian numpy dtype called `name`; ValueError when it is not one that travels."""
     if name in _PLAIN:
@@ -21,3 +23,9 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
         return np.dtype(ml_dtypes.bfloat16)
     raise ValueError(f"{name!r} is not one of {', '.join(_PLAIN)}, bfloat16")
+
+
+@cache
+def name_of(dtype: np.dtype[Any]) -> str:
+    """The name under which `dtype` travels."""
+    return dtype.name

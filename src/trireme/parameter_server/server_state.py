@@ -184,7 +184,7 @@ class ServerState:
     def _on_push(self, request: Request, push: Push) -> list[Instruction]:
         wrong = checks.wrong_in_push(push.arrays, self.slices)
         if not self.is_initialised:
-            wrong = "a push before the variables exist"
+            wrong = "a push before the variables exist: pull the first weights, that waits for the chief to make them"
         if wrong:
             return _refuse(request, "invalid", wrong)
         self.statistics.pushes += 1

@@ -1,12 +1,14 @@
 """How a message looks on the wire: one header frame, then the bytes of its arrays.
 
     frame 0      4 bytes "TRPS", 2 bytes protocol version (big endian), then JSON: the header
-    frames 1..   the arrays, in the order in which header["arrays"] lists them, as raw little-endian bytes
+    frames 1..   the arrays that header["arrays"] lists, as raw little-endian bytes: first those of at most
+                 PACKED_BYTES, one after the other at multiples of 16 bytes, as many as fit in a frame; then each
+                 larger one in frames of its own
 
 An entry of header["arrays"] is [name, part, dtype, shape]; `part` is "dense", or "rows" and "values" for the two
-arrays of a row gradient. An array fills ceil(nbytes / FRAME_BYTES) frames. Arrays are sent without a copy. One
-that came in a single frame is used where it arrived; larger ones are joined by one copy, which costs less than
-the page faults of a fresh hundred-megabyte frame for every message would.
+arrays of a row gradient. No frame has more than FRAME_BYTES. Only small arrays are copied to be sent. What came in
+a single frame is used where it arrived; larger arrays are joined by one copy, which costs less than the page
+faults of a fresh hundred-megabyte frame for every message would.
 
 Nothing here trusts its input: whatever is wrong with received frames ends in a `ProtocolError`.
 """
@@ -23,18 +25,21 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from trireme.errors import ProtocolError
-from trireme.parameter_server.dtypes import dtype_of
+from trireme.parameter_server.dtypes import dtype_of, name_of
 from trireme.parameter_server.gradients import Gradient, NDArray, RowGradient
 
 PROTOCOL_VERSION = 1
 FRAME_BYTES = 2 << 20
+PACKED_BYTES = 16 << 10
 
 _MAGIC = b"TRPS"
 _PREFIX = struct.Struct("!4sH")
 _MAX_DIMENSIONS = 16
+_ALIGNMENT = 16
 _PARTS = ("dense", "rows", "values")
 
 Frame: TypeAlias = "bytes | memoryview"
+_Entry: TypeAlias = "tuple[str, str, np.dtype[Any], tuple[int, ...]]"
 
 
 @dataclass(frozen=True)
@@ -53,16 +58,23 @@ class Limits:
 
 def encode(header: Mapping[str, Any], arrays: Mapping[str, Gradient]) -> list[Frame]:
     """The frames of a message. They share memory with `arrays`, which must stay as they are until sent."""
-    described: list[list[Any]] = []
-    frames: list[Frame] = []
+    parts: list[tuple[str, str, NDArray]] = []
     for name, array in arrays.items():
         if isinstance(array, RowGradient):
-            _append(name, "rows", array.rows.astype(np.int64, copy=False), described, frames)
-            _append(name, "values", array.values, described, frames)
+            parts.append((name, "rows", array.rows.astype(np.int64, copy=False)))
+            parts.append((name, "values", array.values))
         else:
-            _append(name, "dense", array, described, frames)
+            parts.append((name, "dense", array))
+    described = [[name, part, name_of(array.dtype), list(array.shape)] for name, part, array in parts]
     text = json.dumps({**header, "arrays": described}, allow_nan=False, separators=(",", ":"))
-    return [_PREFIX.pack(_MAGIC, PROTOCOL_VERSION) + text.encode(), *frames]
+    frames: list[Frame] = [_PREFIX.pack(_MAGIC, PROTOCOL_VERSION) + text.encode()]
+    contents = [_content(array) for _, _, array in parts]
+    packs, large = _layout([len(content) for content in contents])
+    frames += [b"".join(_padded(contents[index]) for index in pack) for pack in packs]
+    for index in large:
+        content = contents[index]
+        frames += [content[at : at + FRAME_BYTES] for at in range(0, len(content), FRAME_BYTES)]
+    return frames
 
 
 def decode(frames: Sequence[Frame], limits: Limits) -> tuple[dict[str, Any], dict[str, Gradient]]:
@@ -76,23 +88,35 @@ def decode(frames: Sequence[Frame], limits: Limits) -> tuple[dict[str, Any], dic
     described = header.pop("arrays", None)
     if not isinstance(described, list) or len(described) > limits.num_arrays:
         raise ProtocolError(f"header field 'arrays' must be a list of at most {limits.num_arrays} arrays")
-    parts: dict[str, dict[str, NDArray]] = {}
-    position = 1
-    for entry in described:
-        name, part, dtype, shape = _check_entry(entry)
-        array, position = _take(frames, position, dtype, shape)
-        if parts.setdefault(name, {}).setdefault(part, array) is not array:
+    entries = [_check_entry(entry) for entry in described]
+    parts: dict[str, dict[str, NDArray]] = {name: {} for name, _, _, _ in entries}
+    for (name, part, _, _), array in zip(entries, _read_arrays(frames, entries), strict=True):
+        if parts[name].setdefault(part, array) is not array:
             raise ProtocolError(f"array {name!r} ({part}) occurs twice")
-    if position != len(frames):
-        raise ProtocolError(f"{len(frames)} frames where the header announces {position}")
     return header, {name: _assemble(name, found) for name, found in parts.items()}
 
 
-def _append(name: str, part: str, array: NDArray, described: list[list[Any]], frames: list[Frame]) -> None:
-    flat = np.ascontiguousarray(array).astype(dtype_of(array.dtype.name), copy=False)
-    described.append([name, part, array.dtype.name, list(array.shape)])
-    content = flat.reshape(-1).view(np.uint8).data if flat.nbytes else memoryview(b"")
-    frames += [content[at : at + FRAME_BYTES] for at in range(0, len(content), FRAME_BYTES)]
+def _content(array: NDArray) -> memoryview:
+    flat = np.ascontiguousarray(array).astype(dtype_of(name_of(array.dtype)), copy=False)
+    return flat.reshape(-1).view(np.uint8).data if flat.nbytes else memoryview(b"")
+
+
+def _padded(content: memoryview) -> bytes:
+    return bytes(content) + bytes(-len(content) % _ALIGNMENT)
+
+
+def _layout(sizes: Sequence[int]) -> tuple[list[list[int]], list[int]]:
+    """Which arrays share a frame, and which have their own: a function of the sizes alone, so both ends agree."""
+    packs: list[list[int]] = []
+    room = 0
+    for index, size in enumerate(sizes):
+        if 0 < size <= PACKED_BYTES:
+            if size > room:
+                packs.append([])
+                room = FRAME_BYTES
+            packs[-1].append(index)
+            room -= size + -size % _ALIGNMENT
+    return packs, [index for index, size in enumerate(sizes) if size > PACKED_BYTES]
 
 
 def _decode_header(frame: bytes, limits: Limits) -> dict[str, Any]:
@@ -121,7 +145,7 @@ def _refuse_constant(text: str) -> None:
     raise ValueError(f"{text} is not a number")
 
 
-def _check_entry(entry: Any) -> tuple[str, str, np.dtype[Any], tuple[int, ...]]:
+def _check_entry(entry: Any) -> _Entry:
     match entry:
         case [str(name), str(part), str(dtype), list(shape)] if part in _PARTS:
             if len(shape) > _MAX_DIMENSIONS or not all(
@@ -135,29 +159,47 @@ def _check_entry(entry: Any) -> tuple[str, str, np.dtype[Any], tuple[int, ...]]:
     raise ProtocolError("an entry of 'arrays' must be [name, part, dtype, shape]")
 
 
-def _take(
-    frames: Sequence[Frame], position: int, dtype: np.dtype[Any], shape: tuple[int, ...]
-) -> tuple[NDArray, int]:
-    nbytes = math.prod(shape) * dtype.itemsize
-    end = position - (-nbytes // FRAME_BYTES)
-    own = frames[position:end]
+def _read_arrays(frames: Sequence[Frame], entries: Sequence[_Entry]) -> list[NDArray]:
+    sizes = [math.prod(shape) * dtype.itemsize for _, _, dtype, shape in entries]
+    packs, large = _layout(sizes)
+    flats: dict[int, NDArray] = {}
+    position = 1
+    for pack in packs:
+        content = _take(frames, position, sum(sizes[index] + -sizes[index] % _ALIGNMENT for index in pack))
+        position += 1
+        at = 0
+        for index in pack:
+            flats[index] = content[at : at + sizes[index]]
+            at += sizes[index] + -sizes[index] % _ALIGNMENT
+    for index in large:
+        flats[index] = _take(frames, position, sizes[index])
+        position += -(-sizes[index] // FRAME_BYTES)
+    if position != len(frames):
+        raise ProtocolError(f"{len(frames)} frames where the header announces {position}")
+    empty = np.empty(0, np.uint8)
+    return [
+        flats.get(index, empty).view(dtype).reshape(shape)
+        for index, (_, _, dtype, shape) in enumerate(entries)
+    ]
+
+
+def _take(frames: Sequence[Frame], position: int, nbytes: int) -> NDArray:
+    """The bytes of the frames from `position` on that together have `nbytes`."""
+    own = frames[position : position - (-nbytes // FRAME_BYTES)]
     found = sum(len(frame) for frame in own)
-    if end > len(frames) or found != nbytes:
-        raise ProtocolError(f"an array {shape} of {dtype.name} has {nbytes} bytes, but {found} arrived")
-    return _join(own, dtype, nbytes).reshape(shape), end
-
-
-def _join(frames: Sequence[Frame], dtype: np.dtype[Any], nbytes: int) -> NDArray:
-    if len(frames) == 1:
-        array = np.frombuffer(frames[0], dtype)
+    if found != nbytes:
+        raise ProtocolError(f"{nbytes} bytes of arrays are announced, but {found} arrived")
+    if len(own) == 1:
+        content = np.frombuffer(own[0], np.uint8)
         # Small frames share the receive buffer at any offset, where arithmetic would be slow.
-        return array if array.flags.aligned else array.copy()
+        is_aligned = content.__array_interface__["data"][0] % _ALIGNMENT == 0
+        return content if is_aligned else content.copy()
     joined = np.empty(nbytes, np.uint8)
     at = 0
-    for frame in frames:
+    for frame in own:
         joined[at : at + len(frame)] = np.frombuffer(frame, np.uint8)
         at += len(frame)
-    return joined.view(dtype)
+    return joined
 
 
 def _assemble(name: str, parts: Mapping[str, NDArray]) -> Gradient:
