@@ -191,6 +191,46 @@ def sparse_gradients_stay_sparse(strategy, folder):
 
 
 @behaviour
+def dropout_masks(strategy, folder):
+    """What a dropout layer lets through in two runs from one seed; where workers see their own rows only."""
+    import keras
+    import numpy as np
+
+    if strategy.backend.sees_global_batch:
+        return None
+
+    class Recorder(keras.layers.Layer):
+        def call(self, inputs):
+            if keras.backend.backend() == "tensorflow":
+                import tensorflow as tf
+
+                return tf.ensure_shape(tf.numpy_function(record, [inputs], tf.float32), inputs.shape)
+            if inputs.is_meta:
+                return inputs
+            return keras.ops.convert_to_tensor(record(keras.ops.convert_to_numpy(inputs)))
+
+    def record(array):
+        seen.append(array.tolist())
+        return array
+
+    runs = []
+    for _ in range(2):
+        seen = []
+        keras.utils.set_random_seed(5)
+        with strategy.scope():
+            inputs = keras.Input((32,))
+            outputs = keras.layers.Dense(1)(inputs)
+            recorded = Recorder()(keras.layers.Dropout(0.5)(inputs))
+            model = keras.Model(inputs, [outputs, recorded])
+            model.compile("sgd", ["mse", None])
+        model.fit(
+            np.ones((8, 32)), [np.ones((8, 1)), np.ones((8, 32))], batch_size=4, verbose=0, shuffle=False
+        )
+        runs.append([array for array in seen if len(array) == 2])
+    return runs
+
+
+@behaviour
 def refused_inputs(strategy, folder):
     x, y = rows(8)
     model = mlp(strategy)
@@ -238,6 +278,9 @@ def a_line_with_unequal_parts(strategy, folder):
     if strategy.backend.name == "jax":
         [batch] = list(adapter.get_jax_iterator())
         mine = [float(row) for part in batch[0].addressable_shards for row in np.asarray(part.data).ravel()]
+    elif strategy.backend.name == "torch":
+        [batch] = list(adapter.get_torch_dataloader())
+        mine = batch.data[0].numpy().ravel().tolist()
     else:
         [batch] = list(adapter.get_tf_dataset())
         mine = batch.data[0].numpy().ravel().tolist()

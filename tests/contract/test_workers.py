@@ -1,11 +1,11 @@
 """What every backend promises about workers that train together."""
 
-import functools
 import tempfile
 
 import pytest
 
 from tests.contract.behaviours import BEHAVIOURS, run_behaviours
+from tests.once import once
 from trireme.testing import run_workers
 
 # Ways to have several worker processes: (backend, environment).
@@ -13,10 +13,12 @@ WAYS = {
     "tensorflow": ("tensorflow", {}),
     "tensorflow-runtime": ("tensorflow", {"TRIREME_COLLECTIVES": "runtime"}),
     "jax": ("jax", {}),
+    "torch": ("torch", {}),
+    "torch-runtime": ("torch", {"TRIREME_COLLECTIVES": "runtime"}),
 }
 
 
-@functools.cache
+@once
 def all_results(way):
     backend, env = WAYS[way]
     with tempfile.TemporaryDirectory() as folder:
@@ -93,7 +95,7 @@ def test_a_backup_that_the_chief_restores_is_restored_everywhere(results):
 def test_sparse_gradients_are_never_made_dense(results):
     first, second = results("sparse_gradients_stay_sparse")
     assert first == second
-    if results.way != "jax":
+    if results.way.startswith("tensorflow"):
         assert ("IndexedSlices", 2) in first["kinds"]
         # The table has two dimensions and no dense gradient; the kernel of the last layer has one.
         assert len([kind for kind in first["kinds"] if kind[1] == 2]) == 2
@@ -104,6 +106,18 @@ def test_inputs_that_cannot_be_shared_out_are_refused_by_name(results):
         assert "UnsupportedInput: `x` is a builtins.generator" in messages["generator"]
         assert "`validation_data` is a builtins.generator" in messages["validation generator"]
         assert "ValueError" in messages["different lengths"]
+
+
+def test_dropout_differs_between_replicas_and_repeats_from_one_seed(results):
+    first, second = results("dropout_masks")
+    if results.way == "jax":
+        # One program draws for all rows: `batch_norm_and_dropout` in test_exactness.py compares with one device.
+        assert first is second is None
+        return
+    for masks, again in (first, second):
+        assert len(masks) == 2 and masks == again
+        assert masks[0] != masks[1]
+    assert first[0][0] != second[0][0] and first[0][1] != second[0][1]
 
 
 def test_half_precision_gradients_do_not_overflow_in_the_exchange(results):

@@ -101,7 +101,9 @@ class JaxBackend(Backend):
         variables = [*model.variables, *model.metrics_variables]
         for optimizer in optimizers_of(model):
             variables += optimizer.variables
-        is_missing = np.array([not self.distribution.has_placed(variable) for variable in variables], np.int32)
+        is_missing = np.array(
+            [not self.distribution.has_placed(variable) for variable in variables], np.int32
+        )
         # A process may have assigned a variable that others have not: all must take part in the exchange.
         missing = [v for v, flag in zip(variables, self.all_reduce(is_missing, "max"), strict=True) if flag]
         for variable, value in zip(missing, broadcast_values(missing, self), strict=True):

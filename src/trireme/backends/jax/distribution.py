@@ -72,12 +72,7 @@ class Replication(Distribution):
     def place_variable(self, variable, value):
         """Gives `variable` the host array `value` on every device, from now on and after every assignment."""
         variable._layout = self.get_variable_layout(variable)
-        if jax.process_count() == 1:
-            variable._value = jax.device_put(value, self.replicated)
-        else:
-            variable._value = jax.make_array_from_callback(
-                variable.shape, self.replicated, lambda index: value[index]
-            )
+        variable._direct_assign(value)
 
     def has_placed(self, variable):
         """Whether `variable` lives on every device."""

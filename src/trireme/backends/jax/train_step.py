@@ -3,9 +3,12 @@
 import functools
 
 import jax
+import numpy as np
 from keras.src import tree
+from keras.src.backend.jax import distribution_lib as keras_distribution
 from keras.src.backend.jax import trainer as keras_trainer
 from keras.src.distribution import distribution_lib
+from keras.src.utils.jax_utils import is_in_jax_tracing_scope
 
 from trireme.backends.jax.distribution import Replication
 
@@ -26,6 +29,29 @@ def install():
         return original(data, layouts)
 
     keras_trainer._distribute_data = distribute_data
+    keras_distribution.distribute_tensor = _placing_without_peers(keras_distribution.distribute_tensor)
+
+
+def _placing_without_peers(original):
+    """Makes an assignment to a variable that lives on several processes this process' own affair.
+
+    JAX would compare the value with those of all other processes and so wait for them, for ever where only the
+    chief assigns: while it saves a model, or restores one. What differs is broadcast when `fit` begins.
+    """
+
+    @functools.wraps(original)
+    def distribute_tensor(tensor, layout):
+        sharding = getattr(layout, "backend_layout", layout)
+        if is_in_jax_tracing_scope(tensor) or not isinstance(sharding, jax.sharding.Sharding):
+            return original(tensor, layout)
+        if sharding.is_fully_addressable or not sharding.is_fully_replicated:
+            return original(tensor, layout)
+        if isinstance(tensor, jax.Array) and tensor.sharding == sharding:
+            return tensor
+        value = np.asarray(tensor)
+        return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+    return distribute_tensor
 
 
 def place_before_steps(model, backend):

@@ -108,10 +108,11 @@ class HostCollectives:
 
     def broadcast(self, array):
         """See `SharedMemoryGroup.broadcast`."""
+        shape = np.shape(array)
         array = np.ascontiguousarray(array)
         received = torch.from_numpy(array.reshape(-1).view(np.uint8).copy())
         self._run(lambda: self._group.broadcast([received]))
-        return received.numpy().view(array.dtype).reshape(array.shape)
+        return received.numpy().view(array.dtype).reshape(shape)
 
     def _gather_equal(self, array):
         parts = [torch.empty_like(torch.from_numpy(array)) for _ in range(self._group.size())]
