@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-DEADLINE_S = 150
+DEADLINE_S = 240
 TRIREME = [sys.executable, "-m", "trireme"]
 
 BACKENDS = pytest.mark.parametrize("backend", ["tensorflow", "jax"])
