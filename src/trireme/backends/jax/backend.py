@@ -60,23 +60,35 @@ class JaxBackend(Backend):
     def processes_for(self, num_replicas):
         return {"num_workers": 1, "replicas_per_worker": num_replicas}
 
+    @contextlib.contextmanager
+    def waiting(self):
+        """Tells the launcher that this process meets its peers meanwhile."""
+        self.report_waiting(True)
+        try:
+            yield
+        finally:
+            self.report_waiting(False)
+
     def all_reduce(self, array, op="sum"):
         array = np.asarray(array)
         if self.cluster.num_workers == 1:
             return array
-        rows = np.stack(runtime.all_gather(array[np.newaxis]))
+        rows = np.stack(self.all_gather(array[np.newaxis]))
         return {"sum": np.sum, "max": np.max}[op](rows, axis=0)[0].astype(array.dtype)
 
     def all_gather(self, array):
         array = np.asarray(array)
-        return [array] if self.cluster.num_workers == 1 else runtime.all_gather(array)
+        if self.cluster.num_workers == 1:
+            return [array]
+        with self.waiting():
+            return runtime.all_gather(array)
 
     def broadcast(self, array):
         array = np.asarray(array)
         if self.cluster.num_workers == 1:
             return array
         mine = array[np.newaxis] if self.cluster.is_chief else array[np.newaxis][:0]
-        return runtime.all_gather(mine)[0][0]
+        return self.all_gather(mine)[0][0]
 
     def shard(self, adapter):
         size, num_devices = adapter.batch_size, self.distribution.num_devices
@@ -92,7 +104,7 @@ class JaxBackend(Backend):
     def connect(self, model, strategy):
         self.place_variables(model)
         if "make_train_function" not in vars(model):
-            train_step.place_before_steps(model, self)
+            train_step.prepare_steps(model, self)
         if self.cluster.num_workers > 1 and "predict_step" not in vars(model):
             train_step.replicate_predictions(model, self.distribution)
 

@@ -1,5 +1,6 @@
 """Each process' rows as arrays on its devices; only needed where several processes share a batch."""
 
+import numpy as np
 from keras.src import tree
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
@@ -23,8 +24,19 @@ class ShardedBatches(ShardedAdapter):
         self._backend = backend
 
     def get_jax_iterator(self):
-        for batch in self.inner.get_jax_iterator():
-            yield self._backend.distribution.place_batch(batch)
+        batches = self._batches()
+        while True:
+            # Keras asks for a batch in the middle of a step, but whoever is slow here keeps the others waiting.
+            self._backend.report_waiting(False)
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            self._backend.report_waiting(True)
+            yield batch
+
+    def _batches(self):
+        return map(self._backend.distribution.place_batch, self.inner.get_jax_iterator())
 
 
 class ShardedArrays(ShardedBatches):
@@ -35,7 +47,7 @@ class ShardedArrays(ShardedBatches):
         self._row_numbers = row_numbers_adapter(inner)
         self._inputs = array_inputs(inner, "jax")
 
-    def get_jax_iterator(self):
+    def _batches(self):
         distribution = self._backend.distribution
         for numbers in self._order_of_epoch():
             is_even = distribution.divides(len(numbers))
@@ -53,5 +65,6 @@ class ShardedArrays(ShardedBatches):
 
     def _order_of_epoch(self):
         # The order is drawn from NumPy's generator, whose state a user may have set differently on each process.
-        for numbers in self._row_numbers.get_jax_iterator():
-            yield self._backend.broadcast(numbers)
+        batches = list(self._row_numbers.get_jax_iterator())
+        order = self._backend.broadcast(np.concatenate(batches))
+        return np.split(order, np.cumsum([len(numbers) for numbers in batches])[:-1])

@@ -54,22 +54,46 @@ def _placing_without_peers(original):
     return distribute_tensor
 
 
-def place_before_steps(model, backend):
-    """Makes Keras place every variable of `model` before it compiles a step.
+def prepare_steps(model, backend):
+    """Makes Keras place every variable of `model` before it compiles a step, and tell when a step waits for peers.
 
     Metrics and optimizers make variables of their own between the beginning of `fit` and that moment.
     """
-    for name in ("make_train_function", "make_test_function", "make_predict_function"):
-        object.__setattr__(model, name, _placing_first(getattr(model, name), model, backend))
+    for name in ("train_function", "test_function", "predict_function"):
+        make = f"make_{name}"
+        object.__setattr__(model, make, _placing_first(getattr(model, make), model, name, backend))
 
 
-def _placing_first(original, model, backend):
+def _placing_first(original, model, name, backend):
     @functools.wraps(original)
     def make_function(force=False):
         backend.place_variables(model)
-        return original(force)
+        before = getattr(model, name)
+        result = original(force)
+        function = getattr(model, name)
+        if function is not before and backend.cluster.num_workers > 1:
+            setattr(model, name, _telling_waits(function, backend))
+        return result
 
     return make_function
+
+
+def _telling_waits(function, backend):
+    """Tells the launcher that this process is in a step, where it waits for those that are not.
+
+    Not in the first one, which compiles: that takes long on all of them alike.
+    """
+    num_calls = 0
+
+    def call(state, iterator):
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 1:
+            return function(state, iterator)
+        with backend.waiting():
+            return function(state, iterator)
+
+    return call
 
 
 def replicate_predictions(model, distribution):
