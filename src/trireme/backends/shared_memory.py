@@ -18,6 +18,7 @@ import time
 
 import numpy as np
 
+from trireme.backends import futex
 from trireme.errors import PeerTimeout
 
 FD_VARIABLE = "TRIREME_SHARED_MEMORY_FD"
@@ -26,11 +27,14 @@ SLOT_BYTES = 4 << 20
 _LINE_BYTES = 64
 _HEADER_BYTES = 64 << 10
 
-# Waiting spins for about the time peers usually differ, then gives the core away in growing naps.
-_SPINS = 200
-_FIRST_NAP_S = 20e-6
-_LONGEST_NAP_S = 1e-3
+# In a group of this size at most everybody adds up everything: a second meeting would cost more than the additions.
+_LARGEST_DIRECT_GROUP = 3
+
+# Waiting spins for about as long as it takes to fall asleep and to be woken.
+_SPIN_S = 50e-6
 _REPORT_AFTER_S = 5e-3
+# Nobody oversleeps: this is only how often a sleeper looks whether its deadline is over.
+_LONGEST_SLEEP_S = 1.0
 
 
 class SharedMemoryGroup:
@@ -60,8 +64,10 @@ class SharedMemoryGroup:
             # Every worker may do this, in any order: growing a file to the same size twice is harmless.
             os.ftruncate(fd, num_bytes)
         self._memory = mmap.mmap(fd, num_bytes)
-        counters = np.frombuffer(self._memory, np.int64, size * _LINE_BYTES // 8)
-        self._counters = counters.reshape(size, -1)[:, 0]
+        # Whole cells of this view are stored at once, so a reader never sees half a number.
+        self._arrived = memoryview(self._memory).cast("q")[: size * _LINE_BYTES // 8 : _LINE_BYTES // 8]
+        address = np.frombuffer(self._memory, np.uint8).ctypes.data
+        self._wake_words = [futex.low_half(address + rank * _LINE_BYTES) for rank in range(size)]
 
     def all_reduce(self, array, op="sum"):
         """Returns the sum (`op="sum"`) or the largest (`op="max"`) of every worker's `array`."""
@@ -93,6 +99,9 @@ class SharedMemoryGroup:
                 slots, result = self._next_slots(stop - start, dtype)
                 _copy_pieces(sources, lengths, start, stop, slots[self.rank], weight)
                 self._meet()
+                if self.size <= _LARGEST_DIRECT_GROUP:
+                    _combine_pieces(combine, slots, results, lengths, start, stop)
+                    continue
                 low = (stop - start) * self.rank // self.size
                 high = (stop - start) * (self.rank + 1) // self.size
                 mine = result[low:high]
@@ -151,33 +160,39 @@ class SharedMemoryGroup:
     def _meet(self):
         """Waits until every worker has called this as often as this one."""
         self._arrivals += 1
-        self._counters[self.rank] = self._arrivals
-        for _ in range(_SPINS):
-            if self._counters.min() >= self._arrivals:
+        self._arrived[self.rank] = self._arrivals
+        futex.wake(self._wake_words[self.rank])
+        stop_spinning = time.perf_counter() + _SPIN_S
+        while self._missing():
+            if time.perf_counter() > stop_spinning:
+                self._sleep_until_all_have_come()
                 return
             os.sched_yield()
-        self._wait_in_naps()
 
-    def _wait_in_naps(self):
+    def _missing(self):
+        """Returns the ranks of those who have not come yet."""
+        return [rank for rank, arrived in enumerate(self._arrived) if arrived < self._arrivals]
+
+    def _sleep_until_all_have_come(self):
         start = time.monotonic()
-        nap_s = _FIRST_NAP_S
-        reported = False
-        while self._counters.min() < self._arrivals:
-            time.sleep(nap_s)
-            nap_s = min(2 * nap_s, _LONGEST_NAP_S)
+        has_reported = False
+        while missing := self._missing():
             waited_s = time.monotonic() - start
-            if not reported and waited_s > _REPORT_AFTER_S:
-                self._on_wait(True)
-                reported = True
             if waited_s > self._timeout_s:
-                missing = [rank for rank in range(self.size) if self._counters[rank] < self._arrivals]
                 raise PeerTimeout(
                     f"Worker {self.rank} waited {waited_s:.0f} s in a collective for "
                     f"worker{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} of {self.size}. "
                     "A worker is stuck, or the workers do not run the same steps. "
                     "If steps really take that long, raise the limit: `trireme run --timeout SECONDS`."
                 )
-        if reported:
+            if not has_reported and waited_s > _REPORT_AFTER_S:
+                self._on_wait(True)
+                has_reported = True
+            arrived = self._arrived[missing[0]]
+            if arrived < self._arrivals:
+                limit_s = self._timeout_s - waited_s if has_reported else _REPORT_AFTER_S
+                futex.wait(self._wake_words[missing[0]], arrived, min(limit_s, _LONGEST_SLEEP_S))
+        if has_reported:
             self._on_wait(False)
 
 
@@ -206,3 +221,12 @@ def _copy_pieces(sources, lengths, start, stop, slot, weight):
 def _scatter_pieces(result, results, lengths, start, stop):
     for index, low, high, offset in _pieces_of(lengths, start, stop):
         np.copyto(results[index][low:high], result[offset : offset + high - low], casting="unsafe")
+
+
+def _combine_pieces(combine, slots, results, lengths, start, stop):
+    for index, low, high, offset in _pieces_of(lengths, start, stop):
+        first, *others, last = (slot[offset : offset + high - low] for slot in slots)
+        for other in others:
+            # In the slots' dtype: the result's own may be narrower.
+            first = combine(first, other)
+        combine(first, last, out=results[index][low:high], casting="unsafe")

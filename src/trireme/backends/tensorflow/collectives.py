@@ -9,6 +9,9 @@ Two ways to move the bytes, with the same three methods:
 import numpy as np
 import tensorflow as tf
 
+# TensorFlow's own alignment of tensors: a NumPy array at such an address becomes a tensor as it is.
+_ALIGNMENT = 64
+
 
 class SharedMemoryCollectives:
     """Collectives through a `SharedMemoryGroup`, called from the graph by `tf.numpy_function`.
@@ -16,6 +19,9 @@ class SharedMemoryCollectives:
     TensorFlow runs stateful operations of one function in the order in which they were traced, so every worker
     enters the group in the same order, while the rest of the backward pass goes on.
     """
+
+    # The exchange works on the same cores as the backward pass: an early start gains nothing, and each call costs.
+    first_bucket_bytes = 8 << 20
 
     def __init__(self, group):
         self._group = group
@@ -33,7 +39,7 @@ class SharedMemoryCollectives:
         dtype = accumulation_dtype(tensors[0].dtype).as_numpy_dtype
 
         def exchange(weight, *arrays):
-            results = [np.empty_like(array) for array in arrays]
+            results = _aligned_like(arrays)
             self._group.reduce_into(
                 [np.ascontiguousarray(array).reshape(-1) for array in arrays],
                 [result.reshape(-1) for result in results],
@@ -64,6 +70,9 @@ class RuntimeCollectives:
     the others. The runtime holds a key to the first shape it saw with it, so the shape is part of what it stands
     for, and gathers of changing lengths have a key for each of a few lengths.
     """
+
+    # Small, so that the exchange starts soon after the backward pass does.
+    first_bucket_bytes = 1 << 20
 
     _GROUP_KEY = 1
     _LENGTHS_PER_KEY = 256
@@ -128,6 +137,18 @@ class RuntimeCollectives:
             "communication_hint": self._hint,
             "timeout_seconds": self._timeout_s,
         }
+
+
+def _aligned_like(arrays):
+    """Returns new arrays of the same shapes and dtypes, aligned so that TensorFlow takes them without a copy."""
+    ends = np.cumsum([-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays])
+    memory = np.empty(int(ends[-1]) + _ALIGNMENT, np.uint8)
+    memory = memory[-memory.ctypes.data % _ALIGNMENT :]
+    starts = [0, *ends[:-1].tolist()]
+    return [
+        memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+        for start, array in zip(starts, arrays, strict=True)
+    ]
 
 
 def _round_up(length):

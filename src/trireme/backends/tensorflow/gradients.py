@@ -5,8 +5,6 @@ import tensorflow as tf
 from trireme.backends.step import current_step
 from trireme.backends.tensorflow.collectives import accumulation_dtype
 
-# The first bucket is small, so that the exchange starts soon after the backward pass does.
-FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 8 << 20
 
 
@@ -29,8 +27,9 @@ def exchange_gradients(gradients, collectives, num_workers):
         for index, gradient in enumerate(gradients)
         if gradient is not None
     }
+    dense = [index for index in is_dense if is_dense[index]]
     previous = None
-    for bucket in plan_buckets([index for index in is_dense if is_dense[index]], gradients):
+    for bucket in plan_buckets(dense, gradients, collectives.first_bucket_bytes):
         # One bucket after the other: workers that exchange in different orders would wait for each other.
         with tf.control_dependencies([previous] if previous is not None else []):
             sums = collectives.all_reduce([gradients[index] for index in bucket], weight)
@@ -45,7 +44,7 @@ def exchange_gradients(gradients, collectives, num_workers):
     return result
 
 
-def plan_buckets(indices, gradients):
+def plan_buckets(indices, gradients, first_bucket_bytes):
     """Returns lists of indices: gradients that travel together, in the order of their exchange."""
     buckets, filled, limit = [], 0, 0
     for index in reversed(indices):
@@ -56,7 +55,7 @@ def plan_buckets(indices, gradients):
         )
         if not same_dtype or filled + num_bytes > limit:
             buckets.append([])
-            limit = BUCKET_BYTES if len(buckets) > 1 else FIRST_BUCKET_BYTES
+            limit = BUCKET_BYTES if len(buckets) > 1 else first_bucket_bytes
             filled = 0
         buckets[-1].append(index)
         filled += num_bytes
