@@ -6,12 +6,13 @@ INSTALLED := $(VENV)/.installed
 CODE := src tests examples $(wildcard benchmarks)
 PYTEST_ARGUMENTS ?=
 
-.PHONY: help install test lint format demo wheel test-keras-nightly
+.PHONY: help install test lint format demo benchmark benchmark-report wheel test-keras-nightly
 
 help:
 	@echo "make test     everything CI runs: lint, format check, type check, tests"
 	@echo "make demo     train examples/digits.py with 2 replicas and on one device, and compare"
 	@echo "make lint     ruff and mypy only        make format   rewrite the code in the project's format"
+	@echo "make benchmark   how fast strategies are on this machine, about 15 minutes; writes docs/benchmarks.md"
 	@echo "make wheel    build dist/*.whl, install it into an empty environment, run the command there"
 	@echo "make test-keras-nightly   the tests on tomorrow's Keras, in .venv-nightly; a failure there blocks nobody"
 
@@ -39,6 +40,14 @@ format: $(INSTALLED)
 
 demo: $(INSTALLED)
 	$(VENV)/bin/python examples/demo.py
+
+benchmark: $(INSTALLED)
+	$(VENV)/bin/python benchmarks/scaling.py --backend tensorflow
+	$(VENV)/bin/python benchmarks/scaling.py --backend jax
+	$(MAKE) benchmark-report
+
+benchmark-report: $(INSTALLED)
+	$(VENV)/bin/python benchmarks/report.py
 
 wheel: $(INSTALLED)
 	rm -rf dist .venv-wheel

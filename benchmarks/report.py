@@ -1,0 +1,122 @@
+"""Puts the results of `scaling.py` into `docs/benchmarks.md`, between its two marks, and draws a plot of each.
+
+python benchmarks/report.py
+"""
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "benchmarks.md"
+RESULTS = ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- results begin: written by `make benchmark-report` -->", "<!-- results end -->"
+
+_COLOURS = {True: "tab:green", False: "tab:red", None: "tab:gray"}
+
+
+def section(result: Mapping[str, Any]) -> str:
+    """Returns one backend's part of the page."""
+    machine, versions = result["machine"], result["versions"]
+    lines = [
+        f"### {result['backend']}",
+        "",
+        f"{result['date'][:10]}, {machine['cores']} cores of {machine['processor']}, {machine['system']}. "
+        + ", ".join(f"{name} {version}" for name, version in versions.items())
+        + f". {result['took_s'] / 60:.0f} minutes.",
+        "",
+        f"![ratios, {result['backend']}](scaling-{result['backend']}.png)",
+        "",
+        "| model | rows per second of | divided by those of | median | min | max | at least |",
+        "|---|---|---|---|---|---|---|",
+        *(_figure_row(entry) for entry in result["figures"]),
+        "",
+        "| model | contestant | ms per step | min | max | ms of processor time per step |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, workload in result["workloads"].items():
+        for contestant, summary in workload["contestants"].items():
+            step, cpu = summary["step_ms"], summary["cpu_ms_per_step"]
+            lines.append(
+                f"| {name} | {_words(contestant)} | {step['median']:g} | {step['min']:g} | {step['max']:g} "
+                f"| {cpu['median']:g} |"
+            )
+    lines += ["", _disturbance(result), ""]
+    return "\n".join(lines)
+
+
+def _figure_row(entry: Mapping[str, Any]) -> str:
+    ratio = entry["ratio"]
+    target = "" if entry["target"] is None else f"{entry['target']:g}"
+    if entry["reached"] is not None:
+        target += " ✓" if entry["reached"] else f" ✗ ({ratio['median'] / entry['target'] - 1:+.0%})"
+    return (
+        f"| {entry['workload']} | {_words(entry['numerator'])} | {_words(entry['denominator'])} "
+        f"| **{ratio['median']:.3f}** | {ratio['min']:.3f} | {ratio['max']:.3f} | {target} |"
+    )
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _disturbance(result: Mapping[str, Any]) -> str:
+    """Says how quiet the machine was: cores that were busy with something else than the contestants."""
+    parts = [
+        f"{name} {workload['cores_used_by_others']['median']:.2f} "
+        f"(at most {workload['cores_used_by_others']['max']:.2f})"
+        for name, workload in result["workloads"].items()
+    ]
+    return f"Cores used by others during the rounds, median: {', '.join(parts)}."
+
+
+def with_results(page: str, results: list[Mapping[str, Any]]) -> str:
+    """Returns the page with everything between its marks replaced."""
+    before, rest = page.split(BEGIN)
+    _, after = rest.split(END)
+    sections = "\n".join(section(result) for result in results)
+    return f"{before}{BEGIN}\n\n{sections}\n{END}{after}"
+
+
+def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
+    """Draws every figure as its median with the range of its rounds, and its target."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figures = list(reversed(result["figures"]))
+    chart, axes = pyplot.subplots(figsize=(8, 0.42 * len(figures) + 1.2), layout="constrained")
+    for height, entry in enumerate(figures):
+        ratio, colour = entry["ratio"], _COLOURS[entry["reached"]]
+        axes.plot([ratio["min"], ratio["max"]], [height, height], color=colour, linewidth=3, alpha=0.35)
+        axes.plot(ratio["median"], height, "o", color=colour)
+        if entry["target"] is not None:
+            axes.plot(entry["target"], height, "|", color="black", markersize=16)
+    axes.axvline(1, color="lightgray", zorder=0)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+    labels = [
+        f"{entry['workload']}: {_words(entry['numerator'])} / {_words(entry['denominator'])}"
+        for entry in figures
+    ]
+    axes.set_yticks(range(len(figures)), labels)
+    axes.set_xlabel(
+        "ratio of rows per second: median, smallest and largest round; | what it should be at least"
+    )
+    axes.set_title(result["backend"])
+    chart.savefig(path, dpi=110)
+    pyplot.close(chart)
+
+
+def main() -> None:
+    """The command."""
+    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("scaling-*.json"), reverse=True)]
+    PAGE.write_text(with_results(PAGE.read_text(), results))
+    for result in results:
+        plot(result, PAGE.with_name(f"scaling-{result['backend']}.png"))
+
+
+if __name__ == "__main__":
+    main()
