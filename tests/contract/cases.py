@@ -6,6 +6,8 @@ replica leaves Keras as it is) and on several replicas. `test_exactness.py` comp
 
 import functools
 
+from tests.contract.custom_steps import make_model_class
+
 CASES = {}
 
 
@@ -544,6 +546,27 @@ def saved_loaded_and_cloned(strategy):
         **numbers_of(again, again.fit(x, y, batch_size=8, epochs=2, verbose=0)),
         "clone": clone.fit(x, y, batch_size=8, verbose=0).history["loss"],
     }
+
+
+@case
+def step_written_by_the_user(strategy):
+    import keras
+
+    x, y = rows(45)
+    with strategy.scope():
+        model = make_model_class()(
+            [keras.layers.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)]
+        )
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+    return numbers_of(model, model.fit(x, y, batch_size=16, epochs=2, verbose=0))
+
+
+@case
+def run_eagerly(strategy):
+    x, y = rows(29)
+    model = mlp(strategy, "adam", run_eagerly=True)
+    history = model.fit(x, y, batch_size=8, epochs=2, validation_data=(x, y), verbose=0)
+    return {**numbers_of(model, history), "predict": model.predict(x, batch_size=8, verbose=0)}
 
 
 # Decisions.
