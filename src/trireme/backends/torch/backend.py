@@ -10,10 +10,15 @@ from trireme.backends.backend import Backend
 from trireme.backends.build import build_model
 from trireme.backends.model_state import optimizers_of
 from trireme.backends.torch import random_streams, runtime
-from trireme.backends.torch.collectives import gather_rows
+from trireme.backends.torch.collectives import HostCollectives, ProcessGroupCollectives, gather_rows
 from trireme.backends.torch.data import shard_adapter
 from trireme.backends.torch.gradients import GradientExchange
-from trireme.backends.torch.train_step import replace_apply, replace_steps, sharded_function
+from trireme.backends.torch.train_step import (
+    keep_keras_from_exchanging,
+    replace_apply,
+    replace_steps,
+    sharded_function,
+)
 
 
 class TorchBackend(Backend):
@@ -33,8 +38,14 @@ class TorchBackend(Backend):
         if self.cluster.num_workers == 1:
             return
         step.install()
+        keep_keras_from_exchanging()
         self._host, self.collectives = runtime.connect(self)
         self.exchange = GradientExchange(self.collectives, self._host, self.cluster.num_workers)
+
+    def _stop_runtime(self):
+        for each in (self.collectives, self._host):
+            if isinstance(each, ProcessGroupCollectives | HostCollectives):
+                each.close()
 
     def num_local_devices(self):
         return max(1, torch.cuda.device_count())
@@ -48,11 +59,14 @@ class TorchBackend(Backend):
     def broadcast(self, array):
         return np.asarray(array) if self._host is None else self._host.broadcast(np.asarray(array))
 
-    def all_reduce_in_step(self, vector):
-        """Sums a float32 vector over the workers, inside a step."""
-        total = self._host.all_reduce(vector.detach().cpu().numpy())
+    @torch.compiler.disable
+    def all_reduce_in_step(self, vector, has_rows):
+        """Sums a float32 vector over the workers that have rows, inside a step."""
+        mine = vector.detach().cpu().numpy()
+        total = self._host.all_reduce(mine if has_rows else np.zeros_like(mine))
         return torch.from_numpy(total).to(vector.device)
 
+    @torch.compiler.disable
     def gather_rows(self, tensor):
         """Returns the rows that every worker has in `tensor`, in rank order."""
         return gather_rows(tensor, self._host)

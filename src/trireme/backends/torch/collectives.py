@@ -77,6 +77,10 @@ class ProcessGroupCollectives:
         """See `SharedMemoryCollectives.finish`."""
         _wait(sum_in_progress, self._backend)
 
+    def close(self):
+        """Leaves the other workers."""
+        self._group.shutdown()
+
 
 class HostCollectives:
     """Collectives on NumPy arrays by Gloo; the counterpart of `SharedMemoryGroup`."""
@@ -113,6 +117,10 @@ class HostCollectives:
         received = torch.from_numpy(array.reshape(-1).view(np.uint8).copy())
         self._run(lambda: self._group.broadcast([received]))
         return received.numpy().view(array.dtype).reshape(shape)
+
+    def close(self):
+        """Leaves the other workers."""
+        self._group.shutdown()
 
     def _gather_equal(self, array):
         parts = [torch.empty_like(torch.from_numpy(array)) for _ in range(self._group.size())]

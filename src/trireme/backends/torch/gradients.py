@@ -59,6 +59,7 @@ class GradientExchange:
             self._begun = None
             self._expected, self._applied, self._weight = outer
 
+    @torch.compiler.disable
     def plan(self, variables):
         """Returns the `Plan` by which gradients of these Keras variables travel, and watches their gradients."""
         plan = Plan(variables, self._collectives.first_bucket_bytes)
@@ -68,6 +69,7 @@ class GradientExchange:
                 parameter.register_post_accumulate_grad_hook(self._gradient_is_complete)
         return plan
 
+    @torch.compiler.disable
     def mean(self, gradients, plan):
         """Returns the mean of `gradients` over the rows of the global batch.
 
@@ -91,6 +93,7 @@ class GradientExchange:
         self._begin_expected()
         return plan.sums(told[:-1])
 
+    @torch.compiler.disable
     def _begin_expected(self):
         position = len(self._applied)
         if not self._collectives.runs_aside:
@@ -98,6 +101,7 @@ class GradientExchange:
         if position < len(self._expected) and not self._expected[position].changes_after_backward:
             self._begun = self._new_exchange(self._expected[position])
 
+    @torch.compiler.disable
     def _drop_begun(self):
         # To its end, since other workers may have started more of it than this one.
         if self._begun is not None:
@@ -108,6 +112,7 @@ class GradientExchange:
         weight = self._outside_weight if self._weight is None else self._weight
         return _Exchange(plan, self._collectives, weight)
 
+    @torch.compiler.disable
     def _gradient_is_complete(self, parameter):
         if self._begun is not None:
             self._begun.take(parameter)

@@ -76,35 +76,31 @@ def replace_steps(model, backend):
     history = []
 
     def step_of(shard):
-        return running(Step(shard.num_rows, shard.num_local_rows, sum_in_step(shard)))
+        all_reduce = functools.partial(backend.all_reduce_in_step, has_rows=shard.num_local_rows > 0)
+        # Tensors, since to a compiler a number is a constant, and it would compile each number's step anew.
+        num_rows, num_local_rows = (keras.ops.convert_to_tensor(number) for number in shard[:2])
+        return running(Step(num_rows, num_local_rows, all_reduce))
 
-    def sum_in_step(shard):
-        def all_reduce(vector):
-            return backend.all_reduce_in_step(vector * (shard.num_local_rows > 0))
-
-        return all_reduce
-
-    @_not_compiled
+    @_around_compiled
     def train_step(data):
         if not isinstance(data, Shard):
             return originals["train_step"](data)
         with step_of(data), _counting(model, data):
-            state = layer_state(model)
-            before = [tensor.detach().clone() for tensor in state]
+            state, before = _layer_state_now(model)
             share = data.num_local_rows / max(data.num_rows, 1)
             with backend.exchange.step(history, share):
                 logs = originals["train_step"](data.data)
             _exchange_state(state, before, share, backend.collectives)
         return logs
 
-    @_not_compiled
+    @_around_compiled
     def test_step(data):
         if not isinstance(data, Shard):
             return originals["test_step"](data)
         with step_of(data), _counting(model, data):
             return originals["test_step"](data.data)
 
-    @_not_compiled
+    @_around_compiled
     def predict_step(data):
         if not isinstance(data, Shard):
             return originals["predict_step"](data)
@@ -117,7 +113,6 @@ def replace_steps(model, backend):
     for step in (train_step, test_step, predict_step):
         object.__setattr__(model, step.__name__, step)
     object.__setattr__(model, _IS_OURS, True)
-    keep_keras_from_exchanging()
     for function in ("train_function", "test_function", "predict_function"):
         # A function made before would go on with the steps it was made with.
         setattr(model, function, None)
@@ -131,7 +126,7 @@ def replace_apply(optimizer, exchange):
     original = optimizer.apply
     plans = {}
 
-    @_not_compiled
+    @_around_compiled
     def apply(grads, trainable_variables=None):
         grads = list(grads)
         variables = (
@@ -151,7 +146,7 @@ def replace_apply(optimizer, exchange):
 
 @functools.cache
 def keep_keras_from_exchanging():
-    """Makes Keras leave the gradients and metrics of models with replaced steps to us.
+    """Makes Keras leave the gradients and metrics of models with replaced steps to us. Before any model is made.
 
     A script may make PyTorch's default process group for purposes of its own. From 3.16 on, Keras would take that as
     the order to sum over the workers what is summed over them already.
@@ -179,8 +174,8 @@ def _unless_ours(original, for_ours):
     return method
 
 
-def _not_compiled(function):
-    # With `jit_compile=True` Keras compiles what these call, and not the exchange around it.
+def _around_compiled(function):
+    # With `jit_compile=True` Keras compiles the steps. These run as they are, what they call may be compiled.
     return torch.compiler.disable(function, recursive=False)
 
 
@@ -197,22 +192,27 @@ def _counting(model, shard):
         variable.assign(value)
 
 
-def layer_state(model):
-    """Returns the float tensors that layers update by themselves in a step: batch statistics and the like.
+@torch.compiler.disable
+def _layer_state_now(model):
+    """Returns the float tensors that layers update by themselves in a step, and copies of them.
 
-    Frozen weights are not among them, nor is the state of a frozen layer.
+    Batch statistics and the like. Frozen weights are not among them, nor is the state of a frozen layer.
     """
-    variables = [
+    layers = model._flatten_layers()
+    state = [
         variable.value
-        for layer in model._flatten_layers()
+        for layer in layers
         if layer.trainable
         for variable in layer._non_trainable_variables
         if keras.backend.is_float_dtype(variable.dtype)
     ]
-    # Those of wrapped PyTorch modules are no Keras variables.
-    return variables + [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    # Those of wrapped PyTorch modules are no Keras variables. A module within another gives its buffers twice.
+    buffers = {id(buffer): buffer for layer in layers for buffer in layer.buffers()}
+    state += [buffer for buffer in buffers.values() if buffer.is_floating_point()]
+    return state, [tensor.detach().clone() for tensor in state]
 
 
+@torch.compiler.disable
 def _exchange_state(state, before, share, collectives):
     """Adds to each tensor the mean, over the rows, of what the workers' steps changed in it.
 
