@@ -56,6 +56,9 @@ def contestants(backend: str, address: str) -> list[Contestant]:
     own = {name: value for name, value in whole.items() if name not in _threads(backend, cores)}
     peer = "tf.distribute.MirroredStrategy" if backend == "tensorflow" else "keras.distribution.DataParallel"
     two_devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"} if backend == "jax" else {}
+    if backend == "jax" and cores < 4:
+        # By itself the peer would hang: two devices need four threads. Trireme sees to that for its own workers.
+        two_devices["NPROC"] = "4"
     plain = (sys.executable, str(SCRIPT))
     launcher = (sys.executable, "-m", "trireme", "run", "--replicas")
     workers = 2 if backend == "tensorflow" else 1

@@ -7,8 +7,26 @@ import numpy as np
 from jax._src import xla_bridge
 from jax.experimental import multihost_utils
 
-from trireme.cluster.machine import num_local_devices
+from trireme.cluster.machine import num_cpu_cores, num_local_devices, num_virtual_devices
 from trireme.errors import ConfigurationError
+
+_POOL_SIZE = "NPROC"
+
+
+def enlarge_pool(num_devices):
+    """Makes XLA's thread pool large enough for `num_devices` virtual CPU devices; call before JAX runs anything.
+
+    The pool has a thread for each core. For each device, launching a program may hold one thread (until earlier
+    programs are through) and running a program another one (until the other devices reach the same collective). With
+    fewer than two threads for each device all of them can end up waiting for a program that gets none.
+    """
+    size = int(os.environ.get(_POOL_SIZE) or num_cpu_cores())
+    if num_devices > 1 and size < 2 * num_devices:
+        os.environ[_POOL_SIZE] = str(2 * num_devices)
+
+
+# Asking JAX for its devices starts its pool, so this comes first.
+enlarge_pool(num_virtual_devices(os.environ))
 
 
 def connect(cluster, timeout_s):
@@ -42,6 +60,7 @@ def ensure_devices(num_devices):
     """
     on_cpu = num_local_devices("jax", os.environ) == 1
     if on_cpu and not xla_bridge.backends_are_initialized():
+        enlarge_pool(num_devices)
         jax.config.update("jax_num_cpu_devices", num_devices)
     return len(jax.devices()) == num_devices
 
