@@ -122,7 +122,7 @@ def workloads(backend: str, is_quick: bool) -> dict[str, Workload]:
         backend: Keras backend. JAX's gradient of a table is dense, so its steps on the table are few.
         is_quick: whether only to see that everything runs: smaller models, few short blocks.
     """
-    table_steps = 8 if backend == "jax" else 200
+    table_steps = 4 if backend == "jax" else 100
     if is_quick:
         return {
             "resnet": Workload(partial(_resnet, (8,), 1), _images, 64, 2, 2),
@@ -132,7 +132,7 @@ def workloads(backend: str, is_quick: bool) -> dict[str, Workload]:
             ),
         }
     return {
-        "resnet": Workload(_resnet, _images, 64, 6, 15),
-        "mlp": Workload(_mlp, _vectors, 64, 400, 21),
-        "embedding": Workload(_embedding, _word_numbers, 256, table_steps, 15),
+        "resnet": Workload(_resnet, _images, 64, 4, 11),
+        "mlp": Workload(_mlp, _vectors, 64, 300, 15),
+        "embedding": Workload(_embedding, _word_numbers, 256, table_steps, 11),
     }
