@@ -7,6 +7,7 @@
     │   └── RelaunchImpossible   several processes are needed where none can be started
     ├── ConfigurationError       the environment describes no consistent cluster      exit 78
     ├── WorkersFailed            a launched run ended with a failed worker
+    ├── WorkersOutOfStep         the workers of a run do not run the same steps
     ├── PeerLost                 another process of the run failed or went away       exit 75
     │   └── PeerTimeout          ... or did not answer within the deadline
     ├── RestartBudgetUsedUp      the run failed more often than it may be restarted   exit 65
@@ -76,6 +77,10 @@ class ConfigurationError(TriremeError, ValueError):
 
 class WorkersFailed(TriremeError, RuntimeError):
     """A launched run ended because a worker failed; the message leads with the first failure."""
+
+
+class WorkersOutOfStep(TriremeError, RuntimeError):
+    """The workers of a run do not run the same steps; the message says what each of them came to exchange."""
 
 
 class PeerLost(TriremeError, RuntimeError):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from trireme.backends import shared_memory
 from trireme.backends.shared_memory import SLOT_BYTES, SharedMemoryGroup
-from trireme.errors import PeerTimeout
+from trireme.errors import PeerTimeout, WorkersOutOfStep
 
 
 @pytest.fixture
@@ -126,6 +126,19 @@ def test_a_missing_worker_is_named_after_the_deadline(memory):
     with pytest.raises(PeerTimeout, match=r"Worker 1 waited .* for workers 0, 2 of 3"):
         group.all_reduce(np.zeros(1))
     assert waits == [True]
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        lambda group: group.all_reduce(np.zeros(3 + group.rank, np.float32)),
+        lambda group: group.all_reduce(np.zeros(3, np.float32 if group.rank else np.int32)),
+        lambda group: group.broadcast(np.zeros(8)) if group.rank else group.all_reduce(np.zeros(8)),
+    ],
+)
+def test_workers_that_came_for_different_exchanges_are_told_so(memory, exchange):
+    with pytest.raises(WorkersOutOfStep, match=r"worker 0: sum of .*; worker 1: "):
+        together(memory, 2, exchange)
 
 
 def test_nothing_is_left_behind_after_kill_9():

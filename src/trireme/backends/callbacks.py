@@ -44,9 +44,11 @@ def for_this_worker(callbacks, backend, during_fit):
 
 
 def _watches_batches(callback):
-    return not isinstance(callback, keras.callbacks.ProgbarLogger) and any(
-        not is_default(getattr(callback, hook)) for hook in _BATCH_HOOKS
-    )
+    if isinstance(callback, CHIEF_ONLY):
+        # These have the hooks in any case, and use them when they are told to write within an epoch.
+        frequency = getattr(callback, "save_freq", getattr(callback, "update_freq", "epoch"))
+        return frequency != "epoch"
+    return any(not is_default(getattr(callback, hook)) for hook in _BATCH_HOOKS)
 
 
 class _LocalBatchLogs(keras.callbacks.Callback):

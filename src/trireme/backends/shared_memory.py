@@ -7,8 +7,9 @@ Between processes of one machine this is several times faster than a ring over l
 the frameworks' own CPU collectives use; see `docs/benchmarks.md`. On GPUs and between machines the
 frameworks' collectives move the bytes.
 
-Layout: one cache line per worker for its counter of arrivals, then two alternating sets of slots, each one
-slot per worker and one for the result. An array longer than a slot goes through in pieces.
+Layout: one cache line per worker for its counter of arrivals and for what it came to exchange, then two
+alternating sets of slots, each one slot per worker and one for the result. An array longer than a slot goes
+through in pieces.
 """
 
 import mmap
@@ -19,13 +20,16 @@ import time
 import numpy as np
 
 from trireme.backends import futex
-from trireme.errors import PeerTimeout
+from trireme.errors import PeerTimeout, WorkersOutOfStep
 
 FD_VARIABLE = "TRIREME_SHARED_MEMORY_FD"
 
 SLOT_BYTES = 4 << 20
 _LINE_BYTES = 64
 _HEADER_BYTES = 64 << 10
+
+_REDUCE, _GATHER, _BROADCAST = range(3)
+_KINDS = ("sum", "gather", "broadcast")
 
 # In a group of this size at most everybody adds up everything: a second meeting would cost more than the additions.
 _LARGEST_DIRECT_GROUP = 3
@@ -65,7 +69,10 @@ class SharedMemoryGroup:
             os.ftruncate(fd, num_bytes)
         self._memory = mmap.mmap(fd, num_bytes)
         # Whole cells of this view are stored at once, so a reader never sees half a number.
-        self._arrived = memoryview(self._memory).cast("q")[: size * _LINE_BYTES // 8 : _LINE_BYTES // 8]
+        cells, stride = memoryview(self._memory).cast("q")[: size * _LINE_BYTES // 8], _LINE_BYTES // 8
+        self._arrived = cells[::stride]
+        # In turn, like the slots: a fast worker may already have come with its next piece.
+        self._purposes = (cells[1::stride], cells[2::stride])
         address = np.frombuffer(self._memory, np.uint8).ctypes.data
         self._wake_words = [futex.low_half(address + rank * _LINE_BYTES) for rank in range(size)]
 
@@ -98,7 +105,7 @@ class SharedMemoryGroup:
                 stop = min(start + room, total)
                 slots, result = self._next_slots(stop - start, dtype)
                 _copy_pieces(sources, lengths, start, stop, slots[self.rank], weight)
-                self._meet()
+                self._meet_for(_REDUCE, total, dtype)
                 if self.size <= _LARGEST_DIRECT_GROUP:
                     _combine_pieces(combine, slots, results, lengths, start, stop)
                     continue
@@ -124,7 +131,7 @@ class SharedMemoryGroup:
                 slots, _ = self._next_slots(SLOT_BYTES, np.dtype(np.uint8))
                 piece = mine[start : start + SLOT_BYTES]
                 slots[self.rank][: len(piece)] = piece
-                self._meet()
+                self._meet_for(_GATHER, int(sizes.sum()), array.dtype)
                 for part, slot in zip(parts, slots, strict=True):
                     into = part[start : start + SLOT_BYTES]
                     into[:] = slot[: len(into)]
@@ -142,7 +149,7 @@ class SharedMemoryGroup:
                 into = received[start : start + SLOT_BYTES]
                 if self.rank == 0:
                     slots[0][: len(into)] = mine[start : start + SLOT_BYTES]
-                self._meet()
+                self._meet_for(_BROADCAST, array.size, array.dtype)
                 into[:] = slots[0][: len(into)]
         return received.view(array.dtype).reshape(shape)
 
@@ -156,6 +163,19 @@ class SharedMemoryGroup:
             for index in range(self.size + 1)
         ]
         return views[:-1], views[-1]
+
+    def _meet_for(self, kind, length, dtype):
+        """Meets the others, who must have come for the same: workers out of step would mix up their numbers."""
+        purposes = self._purposes[self._pieces % 2]
+        purposes[self.rank] = own = kind << 56 | ord(dtype.char) << 48 | length
+        self._meet()
+        if any(purpose != own for purpose in purposes):
+            came_for = "; ".join(f"worker {rank}: {_described(p)}" for rank, p in enumerate(purposes))
+            raise WorkersOutOfStep(
+                f"The workers met for different exchanges ({came_for}). Every worker must run the same steps on the "
+                "same global batches: look for inputs that differ in length from worker to worker, and for calls of "
+                "fit, evaluate or predict that only some workers make."
+            )
 
     def _meet(self):
         """Waits until every worker has called this as often as this one."""
@@ -194,6 +214,12 @@ class SharedMemoryGroup:
                 futex.wait(self._wake_words[missing[0]], arrived, min(limit_s, _LONGEST_SLEEP_S))
         if has_reported:
             self._on_wait(False)
+
+
+def _described(purpose):
+    kind, character, length = purpose >> 56, chr(purpose >> 48 & 0xFF), purpose & (1 << 48) - 1
+    dtype = np.dtype(character).name if character in np.typecodes["All"] else f"dtype {character!r}"
+    return f"{_KINDS[kind]} of {length} {dtype} numbers"
 
 
 def _pieces_of(lengths, start, stop):

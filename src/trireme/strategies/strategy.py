@@ -98,7 +98,9 @@ class Strategy:
         return np.moveaxis(np.concatenate(self.backend.all_gather(array)), 0, axis)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.num_replicas_in_sync} replicas on {self.backend.name}, {self.cluster!r})"
+        count = self.num_replicas_in_sync
+        replicas = f"{count} replica{'' if count == 1 else 's'}"
+        return f"{type(self).__name__}({replicas} on {self.backend.name}, {self.cluster!r})"
 
 
 def get_strategy() -> Strategy:
