@@ -206,8 +206,9 @@ def _layer_state_now(model):
         for variable in layer._non_trainable_variables
         if keras.backend.is_float_dtype(variable.dtype)
     ]
-    # Those of wrapped PyTorch modules are no Keras variables. A module within another gives its buffers twice.
-    buffers = {id(buffer): buffer for layer in layers for buffer in layer.buffers()}
+    # Keras wraps every PyTorch module that a layer holds. The module's buffers are no Keras variables.
+    wrappers = [layer for layer in layers if isinstance(layer, keras.layers.TorchModuleWrapper)]
+    buffers = {id(buffer): buffer for wrapper in wrappers for buffer in wrapper.buffers()}
     state += [buffer for buffer in buffers.values() if buffer.is_floating_point()]
     return state, [tensor.detach().clone() for tensor in state]
 
