@@ -1,0 +1,80 @@
+"""The random state of one process, outside of models: Python's, NumPy's, Keras' and TensorFlow's."""
+
+import random
+import sys
+
+import keras
+import numpy as np
+from keras.src.backend.common import global_state
+from keras.src.random import seed_generator
+
+
+def python_and_numpy():
+    """Returns the state of Python's and NumPy's global generators, as `(state, arrays)` of a backup."""
+    version, numbers, gauss = random.getstate()
+    kind, key, position, has_gauss, cached = np.random.get_state()
+    state = {"python": [version, gauss], "numpy": [kind, position, has_gauss, cached]}
+    return state, {"python": np.array(numbers, np.uint32), "numpy": np.array(key)}
+
+
+def set_python_and_numpy(state, arrays):
+    """Puts both generators back to where `python_and_numpy` found them."""
+    version, gauss = state["python"]
+    random.setstate((version, tuple(int(number) for number in arrays["python"]), gauss))
+    kind, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, np.array(arrays["numpy"]), position, has_gauss, cached))
+
+
+def everything():
+    """Returns the state of all global generators of this process, as `(state, arrays)` of a backup."""
+    state, arrays = python_and_numpy()
+    generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    if generator is not None:
+        arrays["keras"] = np.array(keras.ops.convert_to_numpy(generator.state))
+    if "tensorflow" in sys.modules:
+        _take_tensorflow(state, arrays)
+    return state, arrays
+
+
+def set_everything(state, arrays):
+    """Puts all generators back to where `everything` found them."""
+    set_python_and_numpy(state, arrays)
+    if "keras" in arrays:
+        seed_generator.global_seed_generator().state.assign(np.array(arrays["keras"]))
+    if state.get("tensorflow"):
+        _set_tensorflow(state["tensorflow"], arrays)
+
+
+def _take_tensorflow(state, arrays):
+    context = _tensorflow_context()
+    operations = getattr(context, "_rng", None)
+    if context._seed is not None and operations is not None:
+        version, numbers, gauss = operations.getstate()
+        state["tensorflow"] = {"seed": int(context._seed), "operations": [version, gauss]}
+        arrays["tensorflow_operations"] = np.array(numbers, np.uint32)
+    else:
+        state["tensorflow"] = {}
+    from tensorflow.python.ops import stateful_random_ops
+
+    if stateful_random_ops.global_generator is not None:
+        arrays["tensorflow_generator"] = stateful_random_ops.global_generator.state.numpy()
+        state["tensorflow"]["has_generator"] = True
+
+
+def _set_tensorflow(state, arrays):
+    import tensorflow as tf
+
+    if "operations" in state:
+        # Sets both: TensorFlow draws the seeds of single operations from a generator of Python's.
+        tf.random.set_seed(state["seed"])
+        version, gauss = state["operations"]
+        numbers = tuple(int(number) for number in arrays["tensorflow_operations"])
+        _tensorflow_context()._rng.setstate((version, numbers, gauss))
+    if state.get("has_generator"):
+        tf.random.get_global_generator().state.assign(np.array(arrays["tensorflow_generator"]))
+
+
+def _tensorflow_context():
+    from tensorflow.python.eager import context
+
+    return context.context()
