@@ -18,8 +18,10 @@ class Workload:
         build: makes the compiled model.
         make_rows: makes `(x, y)` of so many rows.
         global_batch: rows of one step, over all replicas together.
-        num_steps: steps of one block, the unit that is timed: about a second on two cores of 2024.
+        num_steps: steps of one block, the unit that is timed.
         num_rounds: how often every contestant has its turn.
+        limit_s: seconds after which no further round begins, if there have been three: on a machine that is busy with
+            something else all takes longer.
     """
 
     build: Callable[[], Any]
@@ -27,6 +29,7 @@ class Workload:
     global_batch: int
     num_steps: int
     num_rounds: int
+    limit_s: float
 
 
 def _resnet(widths: Sequence[int] = (32, 64, 128), num_blocks: int = 2) -> Any:
@@ -122,17 +125,17 @@ def workloads(backend: str, is_quick: bool) -> dict[str, Workload]:
         backend: Keras backend. JAX's gradient of a table is dense, so its steps on the table are few.
         is_quick: whether only to see that everything runs: smaller models, few short blocks.
     """
-    table_steps = 4 if backend == "jax" else 100
+    table_steps = 2 if backend == "jax" else 50
     if is_quick:
         return {
-            "resnet": Workload(partial(_resnet, (8,), 1), _images, 64, 2, 2),
-            "mlp": Workload(_mlp, _vectors, 64, 20, 2),
+            "resnet": Workload(partial(_resnet, (8,), 1), _images, 64, 2, 2, 60),
+            "mlp": Workload(_mlp, _vectors, 64, 20, 2, 60),
             "embedding": Workload(
-                partial(_embedding, 1000), partial(_word_numbers, num_words=1000), 256, 4, 2
+                partial(_embedding, 1000), partial(_word_numbers, num_words=1000), 256, 4, 2, 60
             ),
         }
     return {
-        "resnet": Workload(_resnet, _images, 64, 4, 11),
-        "mlp": Workload(_mlp, _vectors, 64, 300, 15),
-        "embedding": Workload(_embedding, _word_numbers, 256, table_steps, 11),
+        "mlp": Workload(_mlp, _vectors, 64, 150, 21, 45),
+        "resnet": Workload(_resnet, _images, 64, 2, 15, 75),
+        "embedding": Workload(_embedding, _word_numbers, 256, table_steps, 15, 30),
     }

@@ -36,7 +36,10 @@ def measure(
         num_parameters = referee.begin(entry, name, is_quick)["num_parameters"]
     blocks: dict[str, list[Any]] = {entry.name: [] for entry in entries}
     other_cores = []
+    deadline = time.perf_counter() + workload.limit_s
     for number in range(workload.num_rounds + 1):
+        if number > 3 and time.perf_counter() > deadline:
+            break
         began, busy, own = time.perf_counter(), busy_s(), 0.0
         # To and fro: a machine that gets slower or faster during a round favours nobody in the long run.
         for entry in entries if number % 2 else reversed(entries):
@@ -61,29 +64,36 @@ def measure(
     }
 
 
-def run(backend: str, is_quick: bool) -> dict[str, Any]:
-    """Runs the whole benchmark of one backend; returns what is written as JSON."""
+def run(backend: str, is_quick: bool, output: pathlib.Path) -> dict[str, Any]:
+    """Runs the whole benchmark of one backend; returns what is written as JSON, anew after each workload."""
     load_before = os.getloadavg()
     began = time.perf_counter()
+    results: dict[str, Any] = {}
     with refereeing(backend) as (referee, entries):
-        results = {
-            name: measure(referee, entries, name, workload, is_quick)
-            for name, workload in workloads(backend, is_quick).items()
-        }
-        versions = referee.versions
-    return {
-        "backend": backend,
-        "is_quick": is_quick,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "took_s": round(time.perf_counter() - began, 1),
-        "machine": {**_machine(), "load_average_before": list(load_before)},
-        "versions": {"python": platform.python_version(), "trireme": trireme.__version__, **versions},
-        "descriptions": {entry.name: entry.description for entry in entries},
-        "workloads": results,
-        "figures": [
-            figure(comparison, _rounds(results[comparison.workload])) for comparison in comparisons(backend)
-        ],
-    }
+        for name, workload in workloads(backend, is_quick).items():
+            results[name] = measure(referee, entries, name, workload, is_quick)
+            document = {
+                "backend": backend,
+                "is_quick": is_quick,
+                "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                "took_s": round(time.perf_counter() - began, 1),
+                "machine": {**_machine(), "load_average_before": list(load_before)},
+                "versions": {
+                    "python": platform.python_version(),
+                    "trireme": trireme.__version__,
+                    **referee.versions,
+                },
+                "descriptions": {entry.name: entry.description for entry in entries},
+                "workloads": results,
+                "figures": [
+                    figure(comparison, _rounds(results[comparison.workload]))
+                    for comparison in comparisons(backend)
+                    if comparison.workload in results
+                ],
+            }
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(json.dumps(document, indent=1) + "\n")
+    return document
 
 
 def _rounds(result: dict[str, Any]) -> dict[str, list[float]]:
@@ -119,9 +129,7 @@ def main() -> None:
     if num_cpu_cores() < 2:
         parser.error(f"two replicas need two cores; this process may use {num_cpu_cores()}")
     output = arguments.output or RESULTS / f"scaling-{arguments.backend}.json"
-    result = run(arguments.backend, arguments.quick)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(result, indent=1) + "\n")
+    result = run(arguments.backend, arguments.quick, output)
     for entry in result["figures"]:
         ratio, target = entry["ratio"], entry["target"]
         print(
