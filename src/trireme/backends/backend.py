@@ -40,9 +40,6 @@ class Backend(abc.ABC):
 
             # Unseeded scripts must still draw the same weights and the same shuffles on every worker.
             keras.utils.set_random_seed(int(os.environ["TRIREME_SEED"]))
-        from trireme.backends import fitting
-
-        fitting.install()
 
     def stop(self):
         """Ends the runtime. After a successful run every worker waits here for all others."""
@@ -79,14 +76,6 @@ class Backend(abc.ABC):
         """Tells the launcher whether this worker waits for its peers."""
         if self.board is not None:
             self.board.post(self.cluster.rank, state="waiting" if is_waiting else "running")
-
-    def begin_step(self, model, step):
-        """Tells the launcher that `fit` is about to take step `step` of the run, counted from 0."""
-        if self.board is not None:
-            self.board.post(self.cluster.rank, step=step, state="running")
-
-    def wait_for_steps(self, model):
-        """Waits until the steps that `fit` has begun are done, wherever looking at their results would wait too."""
 
     # Collectives among workers, on NumPy arrays.
 

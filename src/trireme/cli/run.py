@@ -35,10 +35,6 @@ EXTRAS = ("tensorflow", "jax", "torch")
     metavar="S",
     help="Seconds after which a worker that keeps the others waiting ends the run. Default: 600.",
 )
-@click.option("--backup", metavar="D", help="Folder or URL to back the training up in, and to go on from.")
-@click.option("--backup-every", metavar="N", help="Steps between two backups. Default: one for each epoch.")
-@click.option("--max-restarts", metavar="R", help="Start again after a failure, up to R times. Default: 0.")
-@click.option("--grace", metavar="S", help="Seconds to save and end in after SIGTERM. Default: 10.")
 @click.pass_context
 def run(ctx: click.Context, **values: str | None) -> int:
     """Train a Keras script on several replicas.
@@ -101,10 +97,6 @@ def _settings(
         "backend": values["backend"],
         "log_dir": values["log_dir"],
         "timeout_s": _seconds("--timeout", values["timeout"], problems),
-        "grace_s": _seconds("--grace", values["grace"], problems),
-        "backup": values["backup"],
-        "backup_every": _whole_number("--backup-every", values["backup_every"], problems),
-        "max_restarts": _whole_number("--max-restarts", values["max_restarts"], problems),
     }
 
 

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from trireme.cluster.resolve import resolve
 from trireme.launch.target import run_target
-from trireme.launch.variables import BACKEND, FAULTS
+from trireme.launch.variables import BACKEND
 from trireme.launch.worker_process import Arguments, begin_user_code, main
 
 
@@ -19,10 +19,6 @@ def work() -> None:
     arguments = Arguments.parse(sys.argv[1:])
     backend = load(os.environ[BACKEND])
     backend.start(resolve(os.environ))
-    if os.environ.get(FAULTS):
-        from trireme.testing.faults import install_from_environ
-
-        install_from_environ(backend.cluster.num_workers, backend.cluster.rank)
     begin_user_code()
     with _scope(arguments.strategy):
         run_target(arguments.target)
