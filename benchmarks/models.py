@@ -125,7 +125,7 @@ def workloads(backend: str, is_quick: bool) -> dict[str, Workload]:
         backend: Keras backend. JAX's gradient of a table is dense, so its steps on the table are few.
         is_quick: whether only to see that everything runs: smaller models, few short blocks.
     """
-    table_steps = 2 if backend == "jax" else 50
+    table_steps = 4 if backend == "jax" else 100
     if is_quick:
         return {
             "resnet": Workload(partial(_resnet, (8,), 1), _images, 64, 2, 2, 60),
@@ -135,7 +135,7 @@ def workloads(backend: str, is_quick: bool) -> dict[str, Workload]:
             ),
         }
     return {
-        "mlp": Workload(_mlp, _vectors, 64, 150, 21, 45),
-        "resnet": Workload(_resnet, _images, 64, 2, 15, 75),
-        "embedding": Workload(_embedding, _word_numbers, 256, table_steps, 15, 30),
+        "mlp": Workload(_mlp, _vectors, 64, 400, 21, 80),
+        "resnet": Workload(_resnet, _images, 64, 4, 15, 120),
+        "embedding": Workload(_embedding, _word_numbers, 256, table_steps, 15, 50),
     }

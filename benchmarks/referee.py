@@ -13,9 +13,9 @@ from typing import Any
 from contestants import Contestant, contestants
 from line import Line, LineClosed
 
-_START_S = 180.0
-_FIRST_EPOCH_S = 300.0
-_BLOCK_S = 120.0
+_START_S = 600.0
+_FIRST_EPOCH_S = 600.0
+_BLOCK_S = 300.0
 _END_S = 60.0
 
 
