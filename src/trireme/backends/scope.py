@@ -4,7 +4,7 @@ import contextlib
 import contextvars
 import functools
 
-from keras.src.trainers.trainer import Trainer
+import keras
 
 from trireme.backends.adoption import adopt
 
@@ -24,8 +24,10 @@ def entered(strategy):
 
 @functools.cache
 def _install():
-    Trainer.__init__ = _then_adopt(Trainer.__init__)
-    Trainer.compile = _then_adopt(Trainer.compile)
+    # Keras' own trainer below those of the backends; its name differs between versions.
+    trainer = next(base for base in keras.Model.__mro__ if "compile" in vars(base))
+    trainer.__init__ = _then_adopt(trainer.__init__)
+    trainer.compile = _then_adopt(trainer.compile)
 
 
 def _then_adopt(method):
