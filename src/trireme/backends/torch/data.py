@@ -58,6 +58,14 @@ class ShardedArrays(ShardedBatches):
         self._inputs = array_inputs(inner, "torch")
         self.draws_for_each_batch = inner._shuffle == "batch"
 
+    def on_epoch_begin(self):
+        super().on_epoch_begin()
+        self._row_numbers.on_epoch_begin()
+
+    def on_epoch_end(self):
+        super().on_epoch_end()
+        self._row_numbers.on_epoch_end()
+
     def _source(self):
         return self._row_numbers.get_torch_dataloader()
 
