@@ -8,6 +8,12 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+# The suite tries the same examples each time, so that a change is judged by what it changed. To look further:
+# pytest --hypothesis-profile=default
+settings.register_profile("suite", derandomize=True)
+settings.load_profile("suite")
 
 # Keras freezes its backend at import, and the frameworks' threads outlive a test: they belong into workers.
 FRAMEWORKS = ("keras", "tensorflow", "jax", "torch")

@@ -120,6 +120,14 @@ def test_which_objects_an_overlay_is_for(selector, changed):
         ({"kind": "Job", "spec": {"completions": 8}}, "Job/train.spec.completions is 1 and cannot be 8"),
         ({"kind": "Job", "spec": {"parallelism": None}}, "use --workers and --servers"),
         ({"kind": "Job", "spec": {"template": {"spec": {"subdomain": "x"}}}}, "use --name"),
+        (
+            {"kind": "Job", "spec": {"volumes": [{"name": "x", "emptyDir": {}}, {"name": "x"}]}},
+            "Job/train.spec.volumes has 2 entries whose name is 'x'",
+        ),
+        (
+            {"kind": "Job", "spec": {"volumes": [{"emptyDir": {}}]}},
+            "an entry of Job/train.spec.volumes has no name",
+        ),
         ({"kind": "Job", "spec": {"podReplacementPolicy": "TerminatingOrFailed"}}, "two live pods"),
     ],
     ids=str,
@@ -163,6 +171,7 @@ plain = st.recursive(
         | st.lists(
             st.builds(lambda name, value: {"name": name, "v": value}, st.sampled_from("xyz"), values),
             max_size=3,
+            unique_by=lambda entry: entry["name"],
         )
     ),
     max_leaves=12,

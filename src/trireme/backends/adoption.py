@@ -31,7 +31,7 @@ def adopt(model, strategy):
         return
     object.__setattr__(model, _ADOPTED_BY, strategy)
     for method in (_fit, _evaluate, _predict, _train_on_batch, _test_on_batch, _predict_on_batch):
-        _bind(model, strategy.backend, strategy, method)
+        _bind(model, strategy.backend, method)
     if strategy.cluster.num_workers > 1:
         for name in ("save", "save_weights"):
             object.__setattr__(model, name, _written_aside(getattr(model, name), strategy.cluster.rank))
@@ -39,7 +39,7 @@ def adopt(model, strategy):
         _bind_metrics(model, strategy.backend)
 
 
-def _bind(model, backend, strategy, method):
+def _bind(model, backend, method):
     name = method.__name__.removeprefix("_")
     original = getattr(model, name)
     signature = inspect.signature(original)
@@ -50,7 +50,7 @@ def _bind(model, backend, strategy, method):
         # What a signature collects in `**kwargs` is one argument here; spread it again.
         arguments.update(arguments.pop("kwargs", {}))
         with backend.calling(model):
-            backend.connect(model, strategy)
+            backend.connect(model)
             return method(model, backend, original, arguments)
 
     object.__setattr__(model, name, bound)

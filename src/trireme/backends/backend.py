@@ -28,6 +28,8 @@ class Backend(abc.ABC):
         self.cluster = Cluster()
         self.board = None
         self.timeout_s = DEFAULT_TIMEOUT_S
+        # The collectives on NumPy arrays that `_start_runtime` sets up where there are several workers.
+        self._host = None
 
     def start(self, cluster):
         """Starts the framework's runtime for this process' place in `cluster`, with the run's common seed."""
@@ -77,19 +79,31 @@ class Backend(abc.ABC):
         if self.board is not None:
             self.board.post(self.cluster.rank, state="waiting" if is_waiting else "running")
 
+    @contextlib.contextmanager
+    def waiting(self):
+        """Tells the launcher that this worker meets its peers meanwhile."""
+        self.report_waiting(True)
+        try:
+            yield
+        finally:
+            self.report_waiting(False)
+
     # Collectives among workers, on NumPy arrays.
 
-    @abc.abstractmethod
     def all_reduce(self, array, op="sum"):
         """Returns the sum ("sum") or the largest ("max") of every worker's `array`, entry by entry."""
+        array = np.asarray(array)
+        return array if self._host is None else self._host.all_reduce(array, op)
 
-    @abc.abstractmethod
     def all_gather(self, array):
         """Returns the list of every worker's `array`, in rank order; first dimensions may differ."""
+        array = np.asarray(array)
+        return [array] if self._host is None else self._host.all_gather(array)
 
-    @abc.abstractmethod
     def broadcast(self, array):
         """Returns worker 0's `array` on every worker; shape and dtype are the same everywhere."""
+        array = np.asarray(array)
+        return array if self._host is None else self._host.broadcast(array)
 
     def barrier(self):
         """Waits until every worker is here."""
@@ -102,8 +116,8 @@ class Backend(abc.ABC):
         """Returns a Keras data adapter that yields this worker's share of each global batch of `adapter`."""
 
     @abc.abstractmethod
-    def connect(self, model, strategy):
-        """Makes `model` train by `strategy` from its next step on. Harmless to repeat."""
+    def connect(self, model):
+        """Makes `model` exchange with the other replicas from its next step on. Harmless to repeat."""
 
     @abc.abstractmethod
     def build(self, model, adapter, training=True):
@@ -132,4 +146,17 @@ class Backend(abc.ABC):
             model: an adopted model.
             function_name: "train_function", "test_function" or "predict_function".
         """
-        yield
+        if self.sees_global_batch:
+            yield
+            return
+        getattr(model, f"make_{function_name}")()
+        function = getattr(model, function_name)
+        setattr(model, function_name, self.sharded_function(function))
+        try:
+            yield
+        finally:
+            setattr(model, function_name, function)
+
+    def sharded_function(self, function):
+        """Returns `function`, one of Keras' loops over this worker's batches, as one that takes global batches."""
+        raise NotImplementedError(f"steps of {self.name} see whole batches")

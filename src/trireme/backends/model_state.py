@@ -14,15 +14,32 @@ def optimizers_of(model):
     return list({id(optimizer): optimizer for optimizer in compiled + held}.values())
 
 
+def variables_of(model):
+    """Returns the variables of a model and of the optimizers it trains with."""
+    return [*model.variables, *(v for optimizer in optimizers_of(model) for v in optimizer.variables)]
+
+
+def layer_state(model):
+    """Returns the float variables that layers update by themselves in a step: batch statistics and the like.
+
+    Frozen weights are not among them, nor is the state of a frozen layer.
+    """
+    return [
+        variable
+        for layer in model._flatten_layers()
+        if layer.trainable
+        for variable in layer._non_trainable_variables
+        if keras.backend.is_float_dtype(variable.dtype)
+    ]
+
+
 def broadcast_state(model, backend, always=False):
     """Gives every worker the chief's variables of `model` and its optimizers.
 
     Skipped when every variable has been through it before, unless `always`. Random layers then draw on each
     worker from a stream of its own, which follows from the chief's seed and the rank.
     """
-    variables = list(model.variables)
-    for optimizer in optimizers_of(model):
-        variables += optimizer.variables
+    variables = variables_of(model)
     known = {id(variable) for variable in variables}
     if not always and known <= getattr(model, _KNOWN, set()):
         return

@@ -12,7 +12,7 @@ from trireme.backends.build import build_model
 from trireme.backends.jax import runtime, train_step
 from trireme.backends.jax.data import shard_adapter
 from trireme.backends.jax.distribution import Replication
-from trireme.backends.model_state import broadcast_values, optimizers_of
+from trireme.backends.model_state import broadcast_values, variables_of
 from trireme.errors import ConfigurationError
 
 
@@ -30,6 +30,7 @@ class JaxBackend(Backend):
         if self.cluster.num_workers > 1:
             self.release_port()
             runtime.connect(self.cluster, self.timeout_s)
+            self._host = runtime.HostCollectives(self)
         num_devices = jax.local_device_count()
         if self.cluster.replicas_per_worker not in (1, num_devices):
             raise ConfigurationError(
@@ -60,36 +61,6 @@ class JaxBackend(Backend):
     def processes_for(self, num_replicas):
         return {"num_workers": 1, "replicas_per_worker": num_replicas}
 
-    @contextlib.contextmanager
-    def waiting(self):
-        """Tells the launcher that this process meets its peers meanwhile."""
-        self.report_waiting(True)
-        try:
-            yield
-        finally:
-            self.report_waiting(False)
-
-    def all_reduce(self, array, op="sum"):
-        array = np.asarray(array)
-        if self.cluster.num_workers == 1:
-            return array
-        rows = np.stack(self.all_gather(array[np.newaxis]))
-        return {"sum": np.sum, "max": np.max}[op](rows, axis=0)[0].astype(array.dtype)
-
-    def all_gather(self, array):
-        array = np.asarray(array)
-        if self.cluster.num_workers == 1:
-            return [array]
-        with self.waiting():
-            return runtime.all_gather(array)
-
-    def broadcast(self, array):
-        array = np.asarray(array)
-        if self.cluster.num_workers == 1:
-            return array
-        mine = array[np.newaxis] if self.cluster.is_chief else array[np.newaxis][:0]
-        return self.all_gather(mine)[0][0]
-
     def shard(self, adapter):
         size, num_devices = adapter.batch_size, self.distribution.num_devices
         if size and size % num_devices:
@@ -101,7 +72,7 @@ class JaxBackend(Backend):
             )
         return shard_adapter(adapter, self)
 
-    def connect(self, model, strategy):
+    def connect(self, model):
         self.place_variables(model)
         if "make_train_function" not in vars(model):
             train_step.prepare_steps(model, self)
@@ -110,9 +81,7 @@ class JaxBackend(Backend):
 
     def place_variables(self, model):
         """Puts the variables of `model` and its optimizers on every device: the chief's values, if not there yet."""
-        variables = [*model.variables, *model.metrics_variables]
-        for optimizer in optimizers_of(model):
-            variables += optimizer.variables
+        variables = [*variables_of(model), *model.metrics_variables]
         is_missing = np.array(
             [not self.distribution.has_placed(variable) for variable in variables], np.int32
         )

@@ -7,6 +7,7 @@ import numpy as np
 from jax._src import xla_bridge
 from jax.experimental import multihost_utils
 
+from trireme.backends.host_collectives import GatheringCollectives
 from trireme.cluster.machine import num_cpu_cores, num_local_devices, num_virtual_devices
 from trireme.errors import ConfigurationError
 
@@ -65,15 +66,25 @@ def ensure_devices(num_devices):
     return len(jax.devices()) == num_devices
 
 
-def all_gather(array):
-    """Returns every process' `array`, in rank order; first dimensions may differ."""
-    as_bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    sizes = multihost_utils.process_allgather(np.array([len(as_bytes)], np.int32)).reshape(-1)
-    # JAX gathers equal shapes, and without x64 mode it would halve wide numbers: bytes travel as they are.
-    filled = np.zeros(max(int(sizes.max()), 1), np.uint8)
-    filled[: len(as_bytes)] = as_bytes
-    rows = np.asarray(multihost_utils.process_allgather(filled)).reshape(len(sizes), -1)
-    return [
-        row[:size].copy().view(array.dtype).reshape(-1, *array.shape[1:])
-        for row, size in zip(rows, sizes, strict=True)
-    ]
+class HostCollectives(GatheringCollectives):
+    """Collectives on NumPy arrays among the processes of `jax.distributed`."""
+
+    def __init__(self, backend):
+        self._backend = backend
+
+    @property
+    def is_chief(self):
+        return self._backend.cluster.is_chief
+
+    def all_gather(self, array):
+        with self._backend.waiting():
+            as_bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            sizes = multihost_utils.process_allgather(np.array([len(as_bytes)], np.int32)).reshape(-1)
+            # JAX gathers equal shapes, and without x64 mode it would halve wide numbers: bytes travel as they are.
+            filled = np.zeros(max(int(sizes.max()), 1), np.uint8)
+            filled[: len(as_bytes)] = as_bytes
+            rows = np.asarray(multihost_utils.process_allgather(filled)).reshape(len(sizes), -1)
+        return [
+            row[:size].copy().view(array.dtype).reshape(-1, *array.shape[1:])
+            for row, size in zip(rows, sizes, strict=True)
+        ]

@@ -1,8 +1,5 @@
 """The TensorFlow side of the contract."""
 
-import contextlib
-
-import numpy as np
 import tensorflow as tf
 
 from trireme.backends import step
@@ -22,7 +19,6 @@ class TensorFlowBackend(Backend):
     def __init__(self):
         super().__init__()
         self.collectives = None
-        self._host = None
         self._num_connected = 0
 
     def _start_runtime(self):
@@ -35,15 +31,6 @@ class TensorFlowBackend(Backend):
     def num_local_devices(self):
         return max(1, len(tf.config.list_physical_devices("GPU")))
 
-    def all_reduce(self, array, op="sum"):
-        return np.asarray(array) if self._host is None else self._host.all_reduce(np.asarray(array), op)
-
-    def all_gather(self, array):
-        return [np.asarray(array)] if self._host is None else self._host.all_gather(np.asarray(array))
-
-    def broadcast(self, array):
-        return np.asarray(array) if self._host is None else self._host.broadcast(np.asarray(array))
-
     def all_reduce_in_step(self, vector):
         """Sums a float32 vector over the workers, inside the traced step."""
         return self.collectives.all_reduce([tf.stop_gradient(vector)], tf.constant(1.0))[0]
@@ -51,7 +38,7 @@ class TensorFlowBackend(Backend):
     def shard(self, adapter):
         return shard_adapter(adapter, self)
 
-    def connect(self, model, strategy):
+    def connect(self, model):
         if getattr(model, "jit_compile", False):
             refuse_xla(model)
         if "train_step" not in vars(model):
@@ -65,15 +52,8 @@ class TensorFlowBackend(Backend):
     def build(self, model, adapter, training=True):
         build_model(model, iter([adapter.get_tf_dataset().element_spec.data]), training)
 
-    @contextlib.contextmanager
-    def sharding_batches(self, model, function_name):
-        getattr(model, f"make_{function_name}")()
-        function = getattr(model, function_name)
-        setattr(model, function_name, sharded_function(function, self.cluster))
-        try:
-            yield
-        finally:
-            setattr(model, function_name, function)
+    def sharded_function(self, function):
+        return sharded_function(function, self.cluster)
 
     def is_tracing(self):
         return tf.inside_function()

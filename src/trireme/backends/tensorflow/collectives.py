@@ -9,6 +9,8 @@ Two ways to move the bytes, with the same three methods:
 import numpy as np
 import tensorflow as tf
 
+from trireme.backends.buckets import BUCKET_BYTES
+
 # TensorFlow's own alignment of tensors: a NumPy array at such an address becomes a tensor as it is.
 _ALIGNMENT = 64
 
@@ -21,7 +23,7 @@ class SharedMemoryCollectives:
     """
 
     # The exchange works on the same cores as the backward pass: an early start gains nothing, and each call costs.
-    first_bucket_bytes = 8 << 20
+    first_bucket_bytes = BUCKET_BYTES
 
     def __init__(self, group):
         self._group = group

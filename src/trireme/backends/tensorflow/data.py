@@ -82,7 +82,7 @@ class ShardedDataset(ShardedAdapter):
         def take(*batch):
             return take_rows(batch if len(batch) > 1 else batch[0], self.rank, self.num_workers)
 
-        return self._dataset.map(take, deterministic=True).prefetch(tf.data.AUTOTUNE)
+        return self._dataset.map(take).prefetch(tf.data.AUTOTUNE)
 
 
 @contextlib.contextmanager

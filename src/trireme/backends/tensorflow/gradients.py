@@ -2,10 +2,9 @@
 
 import tensorflow as tf
 
+from trireme.backends.buckets import plan_buckets
 from trireme.backends.step import current_step
 from trireme.backends.tensorflow.collectives import accumulation_dtype
-
-BUCKET_BYTES = 8 << 20
 
 
 def exchange_gradients(gradients, collectives, num_workers):
@@ -28,8 +27,13 @@ def exchange_gradients(gradients, collectives, num_workers):
         if gradient is not None
     }
     dense = [index for index in is_dense if is_dense[index]]
+    num_bytes = [
+        (gradients[index].shape.num_elements() or 0) * gradients[index].dtype.size for index in dense
+    ]
+    kinds = [accumulation_dtype(gradients[index].dtype) for index in dense]
     previous = None
-    for bucket in plan_buckets(dense, gradients, collectives.first_bucket_bytes):
+    for positions in plan_buckets(num_bytes, kinds, collectives.first_bucket_bytes):
+        bucket = [dense[position] for position in positions]
         # One bucket after the other: workers that exchange in different orders would wait for each other.
         with tf.control_dependencies([previous] if previous is not None else []):
             sums = collectives.all_reduce([gradients[index] for index in bucket], weight)
@@ -42,24 +46,6 @@ def exchange_gradients(gradients, collectives, num_workers):
                 result[index] = _gather_slices(gradients[index], collectives, weight)
             previous = result[index].values
     return result
-
-
-def plan_buckets(indices, gradients, first_bucket_bytes):
-    """Returns lists of indices: gradients that travel together, in the order of their exchange."""
-    buckets, filled, limit = [], 0, 0
-    for index in reversed(indices):
-        gradient = gradients[index]
-        num_bytes = (gradient.shape.num_elements() or 0) * gradient.dtype.size
-        same_dtype = buckets and accumulation_dtype(gradients[buckets[-1][0]].dtype) == accumulation_dtype(
-            gradient.dtype
-        )
-        if not same_dtype or filled + num_bytes > limit:
-            buckets.append([])
-            limit = BUCKET_BYTES if len(buckets) > 1 else first_bucket_bytes
-            filled = 0
-        buckets[-1].append(index)
-        filled += num_bytes
-    return buckets
 
 
 def _gather_slices(gradient, collectives, weight):

@@ -5,6 +5,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import tensorflow_server_pb2
 from tensorflow.python.eager import context as tf_context
 
+from trireme.backends.host_collectives import GatheringCollectives
 from trireme.backends.tensorflow.collectives import RuntimeCollectives, SharedMemoryCollectives
 from trireme.backends.transport import join_group
 
@@ -46,33 +47,26 @@ def _start_collective_runtime(cluster):
     context.enable_collective_ops(server)
 
 
-class HostCollectives:
-    """Collectives on NumPy arrays by TensorFlow's runtime; the counterpart of `SharedMemoryGroup`."""
+class HostCollectives(GatheringCollectives):
+    """Collectives on NumPy arrays by TensorFlow's runtime."""
 
     def __init__(self, collectives, cluster):
         self._collectives = collectives
         self._cluster = cluster
 
-    def all_reduce(self, array, op="sum"):
-        """See `SharedMemoryGroup.all_reduce`."""
-        rows = np.stack(self.all_gather(array[np.newaxis]))
-        return {"sum": np.sum, "max": np.max}[op](rows, axis=0)[0].astype(array.dtype)
+    @property
+    def is_chief(self):
+        return self._cluster.is_chief
 
     def all_gather(self, array):
-        """See `SharedMemoryGroup.all_gather`."""
         as_bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self._collectives.start_step("host")
         sizes = self._collectives.all_gather(tf.constant([len(as_bytes)], tf.int32)).numpy()
         # The runtime moves no bytes as such, so they travel as 32-bit words.
+        padded_sizes = -(-sizes // 4) * 4
         words = np.zeros(-(-len(as_bytes) // 4) * 4, np.uint8)
         words[: len(as_bytes)] = as_bytes
         rows = self._collectives.all_gather(tf.constant(words.view(np.int32))).numpy().view(np.uint8)
-        ends = np.cumsum([-(-size // 4) * 4 for size in sizes])
-        parts = [rows[end - -(-size // 4) * 4 :][:size] for end, size in zip(ends, sizes, strict=True)]
+        starts = np.cumsum(padded_sizes) - padded_sizes
+        parts = [rows[start : start + size] for start, size in zip(starts, sizes, strict=True)]
         return [part.copy().view(array.dtype).reshape(-1, *array.shape[1:]) for part in parts]
-
-    def broadcast(self, array):
-        """See `SharedMemoryGroup.broadcast`."""
-        empty = np.zeros((0,), np.uint8)
-        mine = np.ascontiguousarray(array).reshape(-1).view(np.uint8) if self._cluster.is_chief else empty
-        return self.all_gather(mine)[0].view(array.dtype).reshape(array.shape)

@@ -7,10 +7,10 @@ worker's rows.
 
 import typing
 
-import keras
 import tensorflow as tf
 from keras.src import tree
 
+from trireme.backends.model_state import layer_state
 from trireme.backends.step import Step, running
 from trireme.backends.tensorflow.gradients import exchange_gradients
 from trireme.data import rows_of
@@ -26,13 +26,18 @@ class Shard(typing.NamedTuple):
 
 def take_rows(batch, rank, num_workers):
     """Returns worker `rank`'s `Shard` of the structure of tensors `batch`."""
-    leaves = [leaf for leaf in tree.flatten(batch) if leaf is not None]
-    num_rows = leaves[0].shape[0] if not isinstance(leaves[0], tf.RaggedTensor) else None
-    if num_rows is None:
-        num_rows = leaves[0].nrows() if isinstance(leaves[0], tf.RaggedTensor) else tf.shape(leaves[0])[0]
+    num_rows = num_rows_of(batch)
     start, stop = rows_of(num_rows, rank, num_workers)
     rows = tree.map_structure(lambda leaf: None if leaf is None else leaf[start:stop], batch)
     return Shard(tf.cast(num_rows, tf.int32), rows)
+
+
+def num_rows_of(batch):
+    """Returns the rows of a structure of tensors: an integer where they are known, else a scalar tensor."""
+    leaf = next(leaf for leaf in tree.flatten(batch) if leaf is not None)
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf.nrows()
+    return tf.shape(leaf)[0] if leaf.shape[0] is None else leaf.shape[0]
 
 
 def refuse_xla(model):
@@ -72,10 +77,7 @@ def replace_steps(model, backend, number):
 
     def step_of(shard, name):
         backend.collectives.start_step(f"{name} of model {number}")
-        leaf = next(leaf for leaf in tree.flatten(shard.data) if leaf is not None)
-        num_local_rows = tf.cast(
-            leaf.nrows() if isinstance(leaf, tf.RaggedTensor) else tf.shape(leaf)[0], tf.int32
-        )
+        num_local_rows = tf.cast(num_rows_of(shard.data), tf.int32)
         return running(Step(shard.num_rows, num_local_rows, backend.all_reduce_in_step))
 
     def train_step(data):
@@ -120,20 +122,6 @@ def replace_apply(optimizer, backend):
         return original(grads, trainable_variables)
 
     object.__setattr__(optimizer, "apply", apply)
-
-
-def layer_state(model):
-    """Returns the float variables that layers update by themselves in a step: batch statistics and the like.
-
-    Frozen weights are not among them, nor is the state of a frozen layer.
-    """
-    return [
-        variable
-        for layer in model._flatten_layers()
-        if layer.trainable
-        for variable in layer._non_trainable_variables
-        if keras.backend.is_float_dtype(variable.dtype)
-    ]
 
 
 def _exchange_state(state, before, step, collectives):

@@ -30,7 +30,6 @@ class TorchBackend(Backend):
         super().__init__()
         self.collectives = None
         self.exchange = None
-        self._host = None
         self._num_calls = 0
 
     def _start_runtime(self):
@@ -50,15 +49,6 @@ class TorchBackend(Backend):
     def num_local_devices(self):
         return max(1, torch.cuda.device_count())
 
-    def all_reduce(self, array, op="sum"):
-        return np.asarray(array) if self._host is None else self._host.all_reduce(np.asarray(array), op)
-
-    def all_gather(self, array):
-        return [np.asarray(array)] if self._host is None else self._host.all_gather(np.asarray(array))
-
-    def broadcast(self, array):
-        return np.asarray(array) if self._host is None else self._host.broadcast(np.asarray(array))
-
     @torch.compiler.disable
     def all_reduce_in_step(self, vector, has_rows):
         """Sums a float32 vector over the workers that have rows, inside a step."""
@@ -74,7 +64,7 @@ class TorchBackend(Backend):
     def shard(self, adapter):
         return shard_adapter(adapter, self)
 
-    def connect(self, model, strategy):
+    def connect(self, model):
         if "train_step" not in vars(model):
             replace_steps(model, self)
         for optimizer in optimizers_of(model):
@@ -96,15 +86,8 @@ class TorchBackend(Backend):
         finally:
             self._num_calls -= 1
 
-    @contextlib.contextmanager
-    def sharding_batches(self, model, function_name):
-        getattr(model, f"make_{function_name}")()
-        function = getattr(model, function_name)
-        setattr(model, function_name, sharded_function(function, self.cluster))
-        try:
-            yield
-        finally:
-            setattr(model, function_name, function)
+    def sharded_function(self, function):
+        return sharded_function(function, self.cluster)
 
     def is_tracing(self):
         # Between steps the metrics are exchanged, inside a step nobody reads them: eager as PyTorch is.

@@ -12,7 +12,7 @@ import contextlib
 import numpy as np
 import torch
 
-from trireme.backends.torch.buckets import BUCKET_BYTES
+from trireme.backends.buckets import BUCKET_BYTES
 from trireme.errors import PeerLost, PeerTimeout
 
 

@@ -15,7 +15,7 @@ import contextlib
 import numpy as np
 import torch
 
-from trireme.backends.torch.buckets import plan_buckets
+from trireme.backends.buckets import plan_buckets
 from trireme.backends.torch.collectives import accumulation_dtype
 
 _IS_WATCHED = "_trireme_is_watched"

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from keras.src import tree
 
+from trireme.backends.model_state import layer_state
 from trireme.backends.step import Step, running
 from trireme.backends.torch.collectives import accumulation_dtype
 from trireme.data import rows_of
@@ -194,20 +195,12 @@ def _counting(model, shard):
 
 @torch.compiler.disable
 def _layer_state_now(model):
-    """Returns the float tensors that layers update by themselves in a step, and copies of them.
-
-    Batch statistics and the like. Frozen weights are not among them, nor is the state of a frozen layer.
-    """
-    layers = model._flatten_layers()
-    state = [
-        variable.value
-        for layer in layers
-        if layer.trainable
-        for variable in layer._non_trainable_variables
-        if keras.backend.is_float_dtype(variable.dtype)
-    ]
+    """Returns the float tensors that layers update by themselves in a step (see `layer_state`), and copies of them."""
+    state = [variable.value for variable in layer_state(model)]
     # Keras wraps every PyTorch module that a layer holds. The module's buffers are no Keras variables.
-    wrappers = [layer for layer in layers if isinstance(layer, keras.layers.TorchModuleWrapper)]
+    wrappers = [
+        layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.TorchModuleWrapper)
+    ]
     buffers = {id(buffer): buffer for wrapper in wrappers for buffer in wrapper.buffers()}
     state += [buffer for buffer in buffers.values() if buffer.is_floating_point()]
     return state, [tensor.detach().clone() for tensor in state]

@@ -39,7 +39,8 @@ def apply_overlays(
 
     Raises:
         InvalidJob: an overlay fits no object, puts a value where there is a mapping or a list, or
-            changes what the run depends on; the message lists every mistake.
+            changes what the run depends on, or has two entries of one name or one without in a list that is
+            merged by name; the message lists every mistake.
     """
     merged = list(objects)
     mistakes: list[str] = []
@@ -108,14 +109,20 @@ def _merged_list(base: list[Any], overlay: list[Any], key: str, where: str, mist
     field = _ENTRY_NAMES.get(key)
     if field is None or not all(isinstance(entry, dict) for entry in overlay):
         return overlay
+    names = [entry.get(field) for entry in overlay]
+    for name in dict.fromkeys(names):
+        if name is None:
+            mistakes.append(f"--overlay: an entry of {where} has no {field}, by which entries are told apart")
+        elif names.count(name) > 1:
+            mistakes.append(f"--overlay: {where} has {names.count(name)} entries whose {field} is {name!r}")
     result = list(base)
     places = {entry[field]: place for place, entry in enumerate(base) if field in entry}
-    for entry in overlay:
-        place = places.get(entry.get(field))
-        if place is None:
-            result.append(_merged_mapping({}, entry, where, mistakes))
+    for name, entry in zip(names, overlay, strict=True):
+        if name in places:
+            place = places[name]
+            result[place] = _merged_mapping(result[place], entry, f"{where}[{name}]", mistakes)
         else:
-            result[place] = _merged_mapping(result[place], entry, f"{where}[{entry[field]}]", mistakes)
+            result.append(_merged_mapping({}, entry, where, mistakes))
     return result
 
 

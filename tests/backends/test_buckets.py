@@ -1,8 +1,8 @@
-"""Which gradients travel together on PyTorch."""
+"""Which gradients travel together."""
 
 import pytest
 
-from trireme.backends.torch.buckets import BUCKET_BYTES, plan_buckets
+from trireme.backends.buckets import BUCKET_BYTES, plan_buckets
 
 MB = 1 << 20
 
