@@ -103,6 +103,13 @@ def test_run_a_plain_script_under_a_strategy(backend, tmp_path):
     check_results(tmp_path, 2 if backend == "tensorflow" else 1, [])
 
 
+def test_a_plain_script_without_a_strategy_is_told_that_it_trains_alone(tmp_path):
+    script = write(tmp_path / "train.py", strategy="")
+    result = run([*TRIREME, "run", "--replicas", 2, script, tmp_path], "jax")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("outside of any strategy's scope: one device trains it alone") == 1
+
+
 def test_two_jax_processes_of_two_devices_each(tmp_path):
     script = write(tmp_path / "train.py", before="strategy = trireme.MirroredStrategy(num_replicas=4)")
     result = run([*TRIREME, "run", "--replicas", 4, "--workers", 2, script, tmp_path], "jax")

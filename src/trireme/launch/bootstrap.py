@@ -19,6 +19,9 @@ def work() -> None:
     arguments = Arguments.parse(sys.argv[1:])
     backend = load(os.environ[BACKEND])
     backend.start(resolve(os.environ))
+    from trireme.backends import scope
+
+    scope.tell_if_forgotten(backend.cluster)
     begin_user_code()
     with _scope(arguments.strategy):
         run_target(arguments.target)

@@ -32,10 +32,9 @@ def relaunch(num_workers: int, replicas_per_worker: int = 1) -> NoReturn:
         RelaunchImpossible: this process is not a plain run of a script or module; the message says what
             it is and how to start several workers from there.
     """
-    replicas = num_workers * replicas_per_worker
     obstacle = _obstacle()
     if obstacle is not None:
-        raise _impossible(obstacle, replicas)
+        raise _impossible(obstacle, num_workers, replicas_per_worker)
     command = relaunch_command(sys.orig_argv, sys.executable, num_workers, replicas_per_worker)
     _choose_the_same_backend()
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
@@ -54,12 +53,12 @@ def relaunch_command(
         RelaunchImpossible: it runs neither a script nor a module.
     """
     line = parse(orig_argv)
-    replicas = num_workers * replicas_per_worker
-    if line.kind in _PROGRAMS_WITHOUT_A_FILE:
-        raise _impossible(_PROGRAMS_WITHOUT_A_FILE[line.kind], replicas)
+    obstacle = _PROGRAMS_WITHOUT_A_FILE.get(line.kind)
     if "-i" in line.flags:
-        raise _impossible("it was started with `python -i`, to become interactive", replicas)
-    options = ["--replicas", str(replicas)]
+        obstacle = obstacle or "it was started with `python -i`, to become interactive"
+    if obstacle is not None:
+        raise _impossible(obstacle, num_workers, replicas_per_worker)
+    options = ["--replicas", str(num_workers * replicas_per_worker)]
     if num_workers > 1:
         options += ["--workers", str(num_workers)]
     target = ["-m", line.target] if line.kind == MODULE else [line.target]
@@ -91,9 +90,13 @@ def _is_notebook() -> bool:
     return ipython is not None and ipython.get_ipython() is not None
 
 
-def _impossible(reason: str, replicas: int) -> RelaunchImpossible:
+def _impossible(reason: str, num_workers: int, replicas_per_worker: int) -> RelaunchImpossible:
+    replicas = num_workers * replicas_per_worker
+    need = (
+        "several processes" if num_workers > 1 else f"a process that sees {replicas} devices from its start"
+    )
     return RelaunchImpossible(
-        f"{replicas} replicas need several processes that a launcher starts, and this process cannot become "
+        f"{replicas} replicas need {need}, which a launcher starts, and this process cannot become "
         f"that launcher: {reason}. Put the training into a function and call "
         f"trireme.launch(function, replicas={replicas}), which returns the function's results; or put it "
         f"into a file and type: trireme run --replicas {replicas} FILE.py"
