@@ -11,6 +11,8 @@
     ├── PeerLost                 another process of the run failed or went away       exit 75
     │   └── PeerTimeout          ... or did not answer within the deadline
     ├── RestartBudgetUsedUp      the run failed more often than it may be restarted   exit 65
+    ├── ClusterUnreachable       a cluster's API server does not answer
+    ├── ClusterRefused           a cluster's API server said no
     ├── BackupDamaged            backups exist, and not one of them is whole          exit 78
     ├── BackupNotWritten         a backup could not be stored
     │   └── BackupStorageFull    ... because there is no room for it
@@ -97,6 +99,21 @@ class RestartBudgetUsedUp(TriremeError, RuntimeError):
     """The run failed more often than it may be restarted."""
 
     exit_code = EXIT_RESTART_BUDGET_USED_UP
+
+
+class ClusterUnreachable(TriremeError, RuntimeError):
+    """A cluster's API server, or the scheduler's command, does not answer."""
+
+
+class ClusterRefused(TriremeError, RuntimeError):
+    """A cluster's API server said no; `status` is the HTTP status of its answer."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message, status)
+        self.status = status
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class BackupDamaged(TriremeError, RuntimeError):

@@ -157,14 +157,14 @@ def test_bytes_do_not_depend_on_the_surroundings():
 def test_all_mistakes_at_once(tmp_path):
     (tmp_path / "broken.yaml").write_text("kind: [")
     result = trireme(
-        *("--on", "slurm", "--name", "My Train", "--workers", "four", "--servers", "-1", "--memory", "16GB"),
+        *("--on", "mesos", "--name", "My Train", "--workers", "four", "--servers", "-1", "--memory", "16GB"),
         *("--overlay", "nix.yaml", "--overlay", "broken.yaml", "nix.py"),
     )
     assert result.returncode == 64 and result.stdout == b""
     said = result.stderr.decode()
     assert said.startswith("trireme: This job cannot run:\n")
     for mistake in (
-        "--on 'slurm': expected --on kubernetes",
+        "--on 'mesos': expected --on kubernetes or --on slurm",
         "no script nix.py here",
         "--overlay nix.yaml cannot be read",
         "--overlay broken.yaml is no YAML",

@@ -19,6 +19,10 @@ EXIT_BROKEN_PIPE = 1
 COMMANDS = {
     "run": "Train a Keras script on several replicas.",
     "render": "Print what would run a script on a cluster.",
+    "status": "Show how a run on Kubernetes stands.",
+    "logs": "Print what a run on Kubernetes has said, or watch it again.",
+    "stop": "End a run on Kubernetes, and keep it.",
+    "delete": "End a run on Kubernetes, and delete it.",
     "explain": "Tell who this process is and what a run would do, starting nothing.",
 }
 

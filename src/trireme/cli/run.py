@@ -1,6 +1,7 @@
-"""`trireme run`: trains a script on several replicas of this machine."""
+"""`trireme run`: trains a script on several replicas, of this machine or of a cluster."""
 
 import os
+import secrets
 import sys
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -9,10 +10,24 @@ from typing import Any
 
 import click
 
+from trireme.cli.cluster_options import (
+    SYSTEMS,
+    cluster_options,
+    foreign_options,
+    kubernetes_run,
+    slurm_run,
+    system_mistakes,
+)
 from trireme.cli.script_command import ScriptCommand, Words, unknown_options, words_of
 from trireme.cluster.machine import is_installed, keras_backend
+from trireme.errors import InvalidJob
 
 STRATEGIES = ("mirrored", "multi_worker_mirrored", "one_device")
+LOCAL = {
+    "replicas": "on a cluster there is one for each GPU of --gpus, or one for each of --workers",
+    "strategy": "a script that runs on a cluster names its own",
+    "timeout": "set TRIREME_TIMEOUT_S there",
+}
 EXTRAS = ("tensorflow", "jax", "torch")
 
 
@@ -21,8 +36,9 @@ EXTRAS = ("tensorflow", "jax", "torch")
 @click.option(
     "--workers",
     metavar="N",
-    help="Processes. Default: one for each replica; with jax one for all of them.",
+    help="Processes, by default one for each replica, with jax one for all; on a cluster pods or tasks.",
 )
+@click.option("--on", metavar="SYSTEM", default="", help=f"Train on a cluster: {', '.join(SYSTEMS)}.")
 @click.option(
     "--strategy",
     metavar="NAME",
@@ -35,27 +51,66 @@ EXTRAS = ("tensorflow", "jax", "torch")
     metavar="S",
     help="Seconds after which a worker that keeps the others waiting ends the run. Default: 600.",
 )
+@cluster_options
+@click.option("--rm", "is_deleted_after", is_flag=True, help="Kubernetes: delete the run once it has ended.")
 @click.pass_context
-def run(ctx: click.Context, **values: str | None) -> int:
+def run(ctx: click.Context, **values: Any) -> int:
     """Train a Keras script on several replicas.
 
     Starts the worker processes, watches them, and ends with the script's exit code. Worker 0 keeps the
     terminal. What follows SCRIPT, or MODULE, are its own arguments.
 
+    With --on kubernetes it creates what `trireme render` prints, and does the same; Ctrl-C leaves the run in
+    the cluster. With --on slurm it submits the job and returns.
+
     \b
     trireme run train.py --epochs 3
     trireme run --replicas 4 -m package.train
     trireme run --strategy mirrored --replicas 2 plain_keras_script.py
+    trireme run --on kubernetes --name train --image IMAGE --workers 4 --gpus 1 train.py
     """
+    if values["on"]:
+        return _run_on_cluster(ctx, values)
+
     from trireme.launch.local import run as start
     from trireme.launch.planning import plan
 
-    problems = unknown_options(ctx)
+    problems = [*unknown_options(ctx), *foreign_options(values, "")]
     # With an unknown option it is not known which word was meant as the script.
-    words = Words(()) if problems else words_of(ctx)
-    target, kind = ("", "module") if problems else _target(words, problems)
+    is_unclear = bool(unknown_options(ctx))
+    words = Words(()) if is_unclear else words_of(ctx)
+    target, kind = ("", "module") if is_unclear else _target(words, problems)
     settings = _settings(values, os.environ, problems)
     return start(plan(target, words.arguments, kind=kind, found=problems, **settings))
+
+
+def _run_on_cluster(ctx: click.Context, values: Mapping[str, Any]) -> int:
+    """Creates the run in the cluster; its exit code."""
+    unknown = unknown_options(ctx)
+    if unknown:
+        raise InvalidJob(unknown)
+    mistakes = [
+        *system_mistakes(values["on"]),
+        *(f"--{name} says something only without --on: {why}" for name, why in LOCAL.items() if values[name]),
+    ]
+    if values["on"] == "slurm":
+        from trireme.launch.slurm import submit
+
+        if values["is_deleted_after"]:
+            mistakes.append("--rm says something only with --on kubernetes: Slurm keeps nothing of a job")
+        return submit.run(slurm_run(ctx, mistakes, values["log_dir"] or ""))
+
+    from trireme.launch.kubernetes import follow
+
+    # A new one each time: it tells pods of an earlier run of this name apart, and nobody else can join.
+    job, objects = kubernetes_run(ctx, mistakes, run_id=secrets.token_hex(16))
+    return follow.run(
+        job.name,
+        objects,
+        namespace=job.namespace,
+        log_dir=values["log_dir"],
+        is_deleted_after=values["is_deleted_after"],
+    )
 
 
 def _target(words: Words, problems: list[str]) -> tuple[str, str]:

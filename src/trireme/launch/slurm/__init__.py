@@ -1,0 +1,1 @@
+"""Slurm: a batch script rendered from a job, and submitted."""

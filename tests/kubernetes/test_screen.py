@@ -1,0 +1,23 @@
+import pytest
+
+from trireme.launch.kubernetes.screen import TerminalLines
+
+
+@pytest.mark.parametrize(
+    ("pieces", "lines", "open_line"),
+    [
+        ([b"one\ntwo\nthr"], ["one", "two"], "thr"),
+        ([b"on", b"e\n"], ["one"], ""),
+        ([b"windows\r\n"], ["windows"], ""),
+        # A bar as Keras writes it: back over the old one, then the new one.
+        ([b"1/9 =>", b"\x08\x08\x08\x08\x08\x08\r2/9 ==>"], [], "2/9 ==>"),
+        ([b"1/9\x08\x08\x08\r", b"9/9 - loss: 0.5\n"], ["9/9 - loss: 0.5"], ""),
+        # A character that arrives in two pieces.
+        (["━".encode()[:1], "━".encode()[1:]], [], "━"),
+        ([b"\xff\xfe\xfd\xfc\n"], ["\ufffd" * 4], ""),
+    ],
+)
+def test_what_a_terminal_would_show(pieces, lines, open_line):
+    shown = TerminalLines()
+    assert [line for piece in pieces for line in shown.feed(piece)] == lines
+    assert shown.open_line == open_line
