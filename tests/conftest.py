@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import sys
 import tempfile
 import uuid
@@ -41,6 +42,9 @@ MARK = "PYTEST_SESSION_MARK"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # What is started with `nohup` or in the background of a script ignores these, and so would every child.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     for name in list(os.environ):
         if name in FOREIGN_VARIABLES or name.startswith(FOREIGN_PREFIXES):
             del os.environ[name]
