@@ -11,6 +11,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -86,6 +87,7 @@ def main() -> None:
     scope = scopes_of(arguments.strategy)
     while (command := line.receive()) != "end":
         workload = workloads(keras.backend.backend(), command["is_quick"])[command["workload"]]
+        workload = replace(workload, num_steps=command["num_steps"])
         with scope():
             train(workload, arguments.parts, line)
 

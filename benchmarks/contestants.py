@@ -61,7 +61,7 @@ def contestants(backend: str, address: str) -> list[Contestant]:
         two_devices["NPROC"] = "4"
     plain = (sys.executable, str(SCRIPT))
     launcher = (sys.executable, "-m", "trireme", "run", "--replicas")
-    workers = 2 if backend == "tensorflow" else 1
+    workers = 1 if backend == "jax" else 2
 
     def command(start: tuple[str, ...], name: str, strategy: str, parts: int = 1) -> tuple[str, ...]:
         options = ("--name", name, "--strategy", strategy, "--parts", str(parts), "--address", address)

@@ -7,10 +7,10 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from contestants import Contestant, contestants
+from contestants import Contestant
 from line import Line, LineClosed
 
 _START_S = 600.0
@@ -67,9 +67,9 @@ class Referee:
             self._check(entry)
         raise ContestantFailed(f"{entry.name} did not start within {_START_S:.0f} s:\n{self._output(entry)}")
 
-    def begin(self, entry: Contestant, workload: str, is_quick: bool) -> dict[str, Any]:
-        """Lets a contestant build and warm up a model. It stands ready afterwards."""
-        self._tell(entry, {"workload": workload, "is_quick": is_quick})
+    def begin(self, entry: Contestant, workload: str, is_quick: bool, num_steps: int) -> dict[str, Any]:
+        """Lets a contestant build and warm up a model. It stands ready afterwards for blocks of so many steps."""
+        self._tell(entry, {"workload": workload, "is_quick": is_quick, "num_steps": num_steps})
         return self._answers(entry, _FIRST_EPOCH_S)[0]
 
     def play(self, entry: Contestant) -> list[dict[str, float]]:
@@ -135,12 +135,18 @@ class Referee:
 
 
 @contextlib.contextmanager
-def refereeing(backend: str) -> Iterator[tuple[Referee, list[Contestant]]]:
-    """Yields a referee and the contestants, all started; ends their processes afterwards, come what may."""
+def refereeing(
+    contestants_at: Callable[[str], list[Contestant]],
+) -> Iterator[tuple[Referee, list[Contestant]]]:
+    """Yields a referee and the contestants, all started; ends their processes afterwards, come what may.
+
+    Args:
+        contestants_at: returns the contestants that come to the referee at an address.
+    """
     with tempfile.TemporaryDirectory(prefix="trireme-benchmark-") as folder:
         referee = Referee(folder)
         try:
-            entries = contestants(backend, referee.address)
+            entries = contestants_at(referee.address)
             referee.start(entries)
             yield referee, entries
             referee.end()

@@ -8,6 +8,7 @@ round each of them trains one block while the others wait. Writes JSON; `report.
 
 import argparse
 import datetime
+import functools
 import json
 import os
 import pathlib
@@ -16,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from contestants import Contestant
+from contestants import Contestant, contestants
 from figures import comparisons, contestant_summary, figure, spread
 from models import Workload, workloads
 from referee import Referee, busy_s, refereeing
@@ -33,7 +34,7 @@ def measure(
     """Plays all rounds of one workload; returns its part of the results."""
     entries = [entry for entry in entries if name in entry.workloads]
     for entry in entries:
-        num_parameters = referee.begin(entry, name, is_quick)["num_parameters"]
+        begun = referee.begin(entry, name, is_quick, workload.num_steps)
     blocks: dict[str, list[Any]] = {entry.name: [] for entry in entries}
     other_cores = []
     deadline = time.perf_counter() + workload.limit_s
@@ -56,7 +57,7 @@ def measure(
         for entry, played in blocks.items()
     }
     return {
-        "num_parameters": num_parameters,
+        "num_parameters": begun["num_parameters"],
         "global_batch": workload.global_batch,
         "steps_per_block": workload.num_steps,
         "cores_used_by_others": spread([max(0.0, cores) for cores in other_cores[1:]]),
@@ -69,7 +70,7 @@ def run(backend: str, is_quick: bool, output: pathlib.Path) -> dict[str, Any]:
     load_before = os.getloadavg()
     began = time.perf_counter()
     results: dict[str, Any] = {}
-    with refereeing(backend) as (referee, entries):
+    with refereeing(functools.partial(contestants, backend)) as (referee, entries):
         for name, workload in workloads(backend, is_quick).items():
             results[name] = measure(referee, entries, name, workload, is_quick)
             document = {
@@ -77,7 +78,7 @@ def run(backend: str, is_quick: bool, output: pathlib.Path) -> dict[str, Any]:
                 "is_quick": is_quick,
                 "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 "took_s": round(time.perf_counter() - began, 1),
-                "machine": {**_machine(), "load_average_before": list(load_before)},
+                "machine": {**machine(), "load_average_before": list(load_before)},
                 "versions": {
                     "python": platform.python_version(),
                     "trireme": trireme.__version__,
@@ -100,7 +101,8 @@ def _rounds(result: dict[str, Any]) -> dict[str, list[float]]:
     return {name: summary["rounds"] for name, summary in result["contestants"].items()}
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
+    """Returns what the machine is, for whoever reads its times."""
     names = [
         line.partition(":")[2].strip()
         for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()

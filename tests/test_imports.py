@@ -20,23 +20,25 @@ SOURCE = pathlib.Path(trireme.__file__).parent
 PROJECT = tomllib.loads((pathlib.Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 
 # errors <- cluster <- data, backends, parameter_server <- strategies
+# recovery <- backends <- callbacks
 # errors, cluster <- recovery <- launch <- cli
 # A strategy that needs several processes hands over to the launcher.
 MAY_IMPORT = {
     "errors": set(),
     "cluster": {"errors"},
     "data": {"errors", "cluster"},
-    "backends": {"errors", "cluster", "data"},
+    "backends": {"errors", "cluster", "data", "recovery"},
+    "callbacks": {"backends"},
     "parameter_server": {"errors", "cluster"},
     "recovery": {"errors", "cluster"},
     "launch": {"errors", "cluster", "recovery"},
     "strategies": {"errors", "cluster", "data", "backends", "parameter_server", "recovery", "launch"},
     "cli": {"errors", "cluster", "recovery", "launch", "__init__"},
-    "__init__": {"errors", "cluster", "launch", "strategies"},
+    "__init__": {"errors", "cluster", "launch", "strategies", "callbacks"},
     "__main__": {"cli"},
 }
 # The first module of a worker process starts the backend, so it imports one: inside functions.
-MAY_IMPORT_LAZILY = {"launch.bootstrap": {"backends", "strategies", "parameter_server"}}
+MAY_IMPORT_LAZILY = {"launch.bootstrap": {"backends", "strategies", "parameter_server", "testing"}}
 
 FRAMEWORKS = {"keras", "tensorflow", "jax", "torch"}
 WITHOUT_FRAMEWORKS = MAY_IMPORT.keys() - {"data", "backends", "strategies"}

@@ -1,5 +1,6 @@
 """Distribution strategies for Keras 3: one script on one device, all devices of a machine, or a cluster."""
 
+from trireme.callbacks import BackupAndRestore
 from trireme.errors import TriremeError, WorkersFailed
 from trireme.launch.function import launch
 from trireme.strategies import (
@@ -14,6 +15,7 @@ from trireme.strategies import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "BackupAndRestore",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",

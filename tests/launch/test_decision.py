@@ -177,6 +177,14 @@ def test_a_second_signal_ends_the_run_at_once():
     assert (outcome.kind, outcome.exit_code) == (INTERRUPTED, 130)
 
 
+def test_a_second_sigterm_leaves_the_time_that_the_first_gave():
+    twice = {"signals": (signal.SIGTERM,) * 2, "is_forwarded": True}
+    assert decide(situation(worker(0), **twice, signalled_s=NOW - 1.0)) == Wait()
+    assert decide(situation(worker(0), **twice, signalled_s=NOW - 11.0)).exit_code == 143
+    impatient = {"signals": (signal.SIGTERM, signal.SIGINT), "is_forwarded": True, "signalled_s": NOW}
+    assert decide(situation(worker(0), **impatient)).exit_code == 143
+
+
 @pytest.mark.parametrize(
     ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )

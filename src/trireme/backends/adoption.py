@@ -5,30 +5,41 @@ method does three things around Keras' original: it replaces inputs by sharded a
 chief what one worker does for all, and it makes results those of the global batch.
 """
 
+import contextlib
 import functools
 import inspect
 import os
 import pathlib
 import shutil
 
-from trireme.backends import metrics
+from trireme.backends import fitting, metrics
 from trireme.backends.adapters import choose_adapter, split_validation
 from trireme.backends.callbacks import for_this_worker
 from trireme.backends.model_state import broadcast_state
 
 _ADOPTED_BY = "_trireme_strategy"
+_FOLLOWED = "_trireme_followed"
 _ADAPTER_OPTIONS = ("batch_size", "steps_per_epoch", "shuffle", "class_weight")
 
 
 def adopt(model, strategy):
     """Makes `model` train, evaluate and predict by `strategy`. Harmless to repeat.
 
+    With one replica all of that is Keras' own; its `fit` is followed, so that it can be backed up.
+
     Args:
         model: a `keras.Model`, compiled or not.
         strategy: the strategy in whose scope the model was made or compiled.
     """
-    if _ADOPTED_BY in vars(model) or strategy.num_replicas_in_sync == 1:
+    if _ADOPTED_BY in vars(model):
         return
+    if strategy.num_replicas_in_sync == 1:
+        _follow(model, strategy.backend)
+        return
+    if _FOLLOWED in vars(model):
+        # Made in the scope of a strategy with one replica, and compiled in another's.
+        for name in ("fit", _FOLLOWED):
+            object.__delattr__(model, name)
     object.__setattr__(model, _ADOPTED_BY, strategy)
     for method in (_fit, _evaluate, _predict, _train_on_batch, _test_on_batch, _predict_on_batch):
         _bind(model, strategy.backend, method)
@@ -56,6 +67,28 @@ def _bind(model, backend, method):
     object.__setattr__(model, name, bound)
 
 
+def _follow(model, backend):
+    if _FOLLOWED in vars(model) or backend.cluster.num_workers > 1:
+        # One replica in each of several workers: models that know nothing of each other have no common state.
+        return
+    original = model.fit
+    signature = inspect.signature(original)
+    takes_options = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+
+    @functools.wraps(original)
+    def fit(*args, **kwargs):
+        if "callbacks" in signature.parameters:
+            bound = signature.bind(*args, **kwargs)
+            with fitting.followed(model, backend, bound.arguments):
+                return original(*bound.args, **bound.kwargs)
+        # A `fit` of the user's own, around Keras' or instead of it.
+        with fitting.followed(model, backend, kwargs) if takes_options else contextlib.nullcontext():
+            return original(*args, **kwargs)
+
+    object.__setattr__(model, "fit", fit)
+    object.__setattr__(model, _FOLLOWED, True)
+
+
 def _fit(model, backend, original, arguments):
     x, y, sample_weight = (arguments.pop(name, None) for name in ("x", "y", "sample_weight"))
     split = arguments.pop("validation_split", 0.0)
@@ -70,7 +103,8 @@ def _fit(model, backend, original, arguments):
     if arguments.get("validation_data") is not None:
         arguments["validation_data"] = _sharded_validation(backend, arguments, options["batch_size"])
     _start(model, backend, arguments, during_fit=True)
-    history = original(**arguments)
+    with fitting.followed(model, backend, arguments):
+        history = original(**arguments)
     _finish(model, backend)
     return history
 

@@ -88,6 +88,17 @@ class Backend(abc.ABC):
         finally:
             self.report_waiting(False)
 
+    def begin_step(self, model, step):
+        """Tells the launcher that `fit` is about to take step `step` of the run, counted from 0."""
+        if self.board is not None:
+            self.board.post(self.cluster.rank, step=step, state="running")
+
+    def wait_for_steps(self, model):
+        """Waits until the steps that `fit` has begun are done, wherever looking at their results would wait too."""
+
+    def begin_own_stream(self):
+        """Has this worker draw, from here on, numbers of its own from the state that all workers have."""
+
     # Collectives among workers, on NumPy arrays.
 
     def all_reduce(self, array, op="sum"):

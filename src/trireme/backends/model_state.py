@@ -50,7 +50,7 @@ def broadcast_state(model, backend, always=False):
         # One program draws for all rows, so all processes must hold the same seeds.
         return
     for variable in _seeds(model):
-        variable.assign(_own_seed(keras.ops.convert_to_numpy(variable), backend.cluster.rank))
+        variable.assign(own_seed(keras.ops.convert_to_numpy(variable), backend.cluster.rank))
 
 
 def take_chiefs_seeds(model, backend):
@@ -62,7 +62,7 @@ def _seeds(model):
     return [variable for variable in model.variables if variable.name == SEED_STATE]
 
 
-def _own_seed(state, rank):
+def own_seed(state, rank):
     """Returns the state `[seed, count]` with a seed of its own for each rank; the chief keeps its seed."""
     if rank == 0:
         return state

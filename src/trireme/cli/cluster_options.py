@@ -38,7 +38,7 @@ ONLY_ON = {
         "kubernetes",
     ),
     **dict.fromkeys(("partition", "time_limit", "sbatch"), "slurm"),
-    **dict.fromkeys(("name", "gpus", "cpu", "memory", "backup", "grace"), ""),
+    **dict.fromkeys(("name", "gpus", "cpu", "memory"), ""),
 }
 
 _OPTIONS = (
@@ -57,10 +57,10 @@ _OPTIONS = (
         "--backup",
         metavar="URL",
         default="",
-        help="Where backups go, like gs://bucket/folder; on Slurm a folder.",
+        help="Where backups go and are gone on from: a folder, or a URL like gs://bucket/folder.",
     ),
     click.option(
-        "--grace", metavar="S", help="Seconds to save in when a pod or task has to go. Default: 120."
+        "--grace", metavar="S", help="Seconds to save in after SIGTERM. Default: 10, on a cluster 120."
     ),
     click.option(
         "--image",

@@ -27,6 +27,8 @@ LOCAL = {
     "replicas": "on a cluster there is one for each GPU of --gpus, or one for each of --workers",
     "strategy": "a script that runs on a cluster names its own",
     "timeout": "set TRIREME_TIMEOUT_S there",
+    "backup_every": "on a cluster there is one for each epoch",
+    "max_restarts": "what starts pods and tasks there starts them again",
 }
 EXTRAS = ("tensorflow", "jax", "torch")
 
@@ -51,6 +53,8 @@ EXTRAS = ("tensorflow", "jax", "torch")
     metavar="S",
     help="Seconds after which a worker that keeps the others waiting ends the run. Default: 600.",
 )
+@click.option("--backup-every", metavar="N", help="Steps between two backups. Default: one for each epoch.")
+@click.option("--max-restarts", metavar="R", help="Start again after a failure, up to R times. Default: 0.")
 @cluster_options
 @click.option("--rm", "is_deleted_after", is_flag=True, help="Kubernetes: delete the run once it has ended.")
 @click.pass_context
@@ -91,7 +95,11 @@ def _run_on_cluster(ctx: click.Context, values: Mapping[str, Any]) -> int:
         raise InvalidJob(unknown)
     mistakes = [
         *system_mistakes(values["on"]),
-        *(f"--{name} says something only without --on: {why}" for name, why in LOCAL.items() if values[name]),
+        *(
+            f"--{name.replace('_', '-')} says something only without --on: {why}"
+            for name, why in LOCAL.items()
+            if values[name]
+        ),
     ]
     if values["on"] == "slurm":
         from trireme.launch.slurm import submit
@@ -152,6 +160,10 @@ def _settings(
         "backend": values["backend"],
         "log_dir": values["log_dir"],
         "timeout_s": _seconds("--timeout", values["timeout"], problems),
+        "grace_s": _seconds("--grace", values["grace"], problems),
+        "backup": values["backup"] or None,
+        "backup_every": _whole_number("--backup-every", values["backup_every"], problems),
+        "max_restarts": _whole_number("--max-restarts", values["max_restarts"], problems),
     }
 
 

@@ -4,9 +4,10 @@ import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 
+from trireme.cluster.cluster import Cluster
 from trireme.cluster.resolve import resolve
 from trireme.launch.target import run_target
-from trireme.launch.variables import BACKEND
+from trireme.launch.variables import BACKEND, FAULTS
 from trireme.launch.worker_process import Arguments, begin_user_code, main
 
 
@@ -22,11 +23,20 @@ def work() -> None:
     from trireme.backends import scope
 
     scope.tell_if_forgotten(backend.cluster)
+    if os.environ.get(FAULTS):
+        from trireme.testing.faults import install_from_environ
+
+        install_from_environ(backend.cluster.num_workers, backend.cluster.rank)
     begin_user_code()
-    with _scope(arguments.strategy):
+    with _scope(arguments.strategy or _default_strategy(backend.cluster)):
         run_target(arguments.target)
     # Only here: a worker that failed must not wait for the others.
     backend.stop()
+
+
+def _default_strategy(cluster: Cluster) -> str | None:
+    """What a script without a strategy runs in: plain Keras, which is followed and backed up like the others."""
+    return "one_device" if cluster.num_replicas == 1 else None
 
 
 def _scope(strategy: str | None) -> AbstractContextManager[object]:

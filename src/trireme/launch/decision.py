@@ -1,5 +1,6 @@
 """What to do about a run, as a pure function of what is known of it; `supervisor.py` does it."""
 
+import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -179,7 +180,9 @@ def _when_interrupted(situation: Situation, living: Sequence[WorkerView]) -> Wai
     is_patience_over = (
         situation.signalled_s is not None and situation.now_s - situation.signalled_s > situation.grace_s
     )
-    if not living or len(situation.signals) > 1 or is_patience_over:
+    # Whoever manages jobs may say twice that they shall end; that must not cost what the first time saves.
+    is_impatient = any(later != signal.SIGTERM for later in situation.signals[1:])
+    if not living or is_impatient or is_patience_over:
         own = [worker.failure for worker in situation.workers if _is_own(worker.failure, signum)]
         failures = rank_failures(failure for failure in own if failure)
         return _over(situation, INTERRUPTED, 128 + signum, failures=failures, signum=signum)

@@ -12,9 +12,15 @@ DEFAULT_GRACE_S = 10.0
 
 SCRIPT, MODULE, CALL = "script", "module", "call"
 KINDS = (SCRIPT, MODULE, CALL)
+EPOCH = "epoch"
 # On these backends one worker process drives one device; a jax worker drives as many as it is given.
 ONE_DEVICE_BACKENDS = ("tensorflow", "torch")
 BACKENDS = (*ONE_DEVICE_BACKENDS, "jax")
+
+
+def new_id() -> str:
+    """A name that nothing else has."""
+    return secrets.token_hex(8)
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,10 @@ class Job:
         time_limit_s: seconds the whole run may take, or None.
         grace_s: seconds between asking a worker to end and killing it.
         seed: common to all workers.
+        max_restarts: how often the run is started again when it fails.
+        backup: where every `fit` that has no backup of its own is backed up, or None.
+        backup_every: the steps between two of these backups, or `"epoch"`.
+        generation: how often the run was started before this start.
         num_cores: CPU cores the workers share.
         gpus: names of the GPUs the workers share, as in `CUDA_VISIBLE_DEVICES`.
         flags: options of the Python interpreter, `-u` or `-X dev`, for the workers.
@@ -62,14 +72,18 @@ class Job:
     time_limit_s: float | None = None
     grace_s: float = DEFAULT_GRACE_S
     seed: int = 0
+    max_restarts: int = 0
+    backup: str | None = None
+    backup_every: int | str = EPOCH
+    generation: int = 0
     num_cores: int = 1
     gpus: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     is_path_safe: bool = False
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     entry: str = "trireme.launch.bootstrap"
-    run_id: str = field(default_factory=lambda: secrets.token_hex(8))
-    launch_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    run_id: str = field(default_factory=new_id)
+    launch_id: str = field(default_factory=new_id)
 
     def __post_init__(self) -> None:
         refuse(_problems(self))
@@ -103,6 +117,10 @@ def _problems(job: Job) -> list[str]:
         value = getattr(job, name)
         if value is not None and not is_duration(value):
             problems.append(f"{name} is {value!r}: expected seconds, more than 0")
+    if not (job.max_restarts == 0 or is_count(job.max_restarts)):
+        problems.append(f"max_restarts is {job.max_restarts!r}: expected a whole number, 0 or more")
+    if job.backup_every != EPOCH and not is_count(job.backup_every):
+        problems.append(f"backup_every is {job.backup_every!r}: expected {EPOCH!r} or steps, 1 or more")
     if job.backend in ONE_DEVICE_BACKENDS and job.replicas_per_worker != 1:
         problems.append(
             f"replicas_per_worker is {job.replicas_per_worker!r}: a {job.backend} worker drives one device; "

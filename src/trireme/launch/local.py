@@ -6,14 +6,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trireme.cluster.board import BOARD_FD, Board
 from trireme.launch import guardian, report
 from trireme.launch.decision import Outcome
-from trireme.launch.job import Job
+from trireme.launch.job import Job, new_id
 from trireme.launch.orphans import Orphans
 from trireme.launch.output import Console
 from trireme.launch.processes import WorkerProcess, start
@@ -28,6 +29,7 @@ from trireme.launch.render import (
     render,
     stacks_file,
 )
+from trireme.launch.restarts import Restarts, pause
 from trireme.launch.supervisor import (
     END_GRACE_S,
     Signals,
@@ -38,6 +40,7 @@ from trireme.launch.supervisor import (
     supervise,
 )
 from trireme.launch.variables import LAUNCHER, SHARED_MEMORY_FD
+from trireme.recovery.policy import RestartPolicy, Stop
 
 _TAIL_BYTES = 1 << 16
 
@@ -60,10 +63,11 @@ class Run:
 
 
 def run(job: Job) -> int:
-    """Runs a job as this process' whole purpose, with its terminal and its signals.
+    """Runs a job as this process' whole purpose, with its terminal and its signals, restarts included.
 
     Returns the exit code: 0 when every worker ended well, that of the first failure, 130 after Ctrl-C,
-    128 + N after another signal N. What went wrong is written to standard error.
+    128 + N after another signal N, 65 when all restarts are used up. What went wrong is written to standard
+    error.
     """
     _open_standard_descriptors()
     log_dir = make_log_dir(job)
@@ -71,10 +75,34 @@ def run(job: Job) -> int:
         _say(report.started(job.num_workers, log_dir))
     signals, orphans = Signals(), Orphans()
     with signals.taken_over(), orphans.adopted():
-        done = execute(job, log_dir, Console.of_descriptors(), signals, orphans)
-    if done.report:
-        _say(("\n" if done.is_line_open else "") + done.report + report.logs_are_in(log_dir))
-    return done.outcome.exit_code
+        exit_code = _run_until_over(job, log_dir, signals, orphans)
+    return exit_code
+
+
+def _run_until_over(job: Job, log_dir: str, signals: Signals, orphans: Orphans) -> int:
+    restarts = Restarts(RestartPolicy(job.max_restarts))
+    ended_s: float | None = None
+    while True:
+        tell = None if ended_s is None else _first_step_teller(ended_s)
+        done = execute(job, log_dir, Console.of_descriptors(), signals, orphans, tell)
+        ended_s = time.monotonic()
+        if done.report:
+            _say(("\n" if done.is_line_open else "") + done.report + report.logs_are_in(log_dir))
+        decision = restarts.after(done.outcome)
+        if decision is None:
+            return done.outcome.exit_code
+        if isinstance(decision, Stop):
+            _say(report.given_up(decision))
+            return decision.exit_code
+        _say(report.restarting(decision, job.backup))
+        if not pause(decision.after_s, signals):
+            return 128 + signals.received[0]
+        job = replace(job, generation=job.generation + 1, launch_id=new_id())
+        _forget_failures(job, log_dir)
+
+
+def _first_step_teller(ended_s: float) -> Callable[[], None]:
+    return lambda: _say(report.first_step(time.monotonic() - ended_s))
 
 
 def execute(
@@ -83,6 +111,7 @@ def execute(
     console: Console | None,
     signals: Signals | None = None,
     orphans: Orphans | None = None,
+    on_first_step: Callable[[], None] | None = None,
 ) -> Run:
     """Starts a job's workers, watches them, ends what is left of them. Nothing of the run lives afterwards.
 
@@ -92,6 +121,7 @@ def execute(
         console: where the first worker's output goes besides its log; None: nowhere.
         signals: those that this process receives for the workers.
         orphans: those of the run that this process adopts.
+        on_first_step: called when every worker has begun a step.
     """
     signals, orphans = signals or Signals(), orphans or Orphans()
     mark = launcher_mark(job, os.getpid())
@@ -110,7 +140,7 @@ def execute(
                     workers.append(_start(spec, job, provisions, console))
                     orphans.exclude(workers[-1].pid)
             _connect(signals, workers)
-            outcome = supervise(job, workers, board, signals, orphans)
+            outcome = supervise(job, workers, board, signals, orphans, on_first_step)
             grace_s = end_grace_s(outcome)
             if needs_stacks(outcome):
                 stacks = collect_stacks(workers, [stacks_file(log_dir, worker.rank) for worker in workers])
@@ -133,10 +163,17 @@ def make_log_dir(job: Job) -> str:
     log_dir = os.path.abspath(job.log_dir)
     os.makedirs(log_dir, exist_ok=True)
     for rank in job.ranks:
-        for path in (log_file(log_dir, rank), failure_file(log_dir, rank), stacks_file(log_dir, rank)):
+        with suppress(FileNotFoundError):
+            os.remove(log_file(log_dir, rank))
+    _forget_failures(job, log_dir)
+    return log_dir
+
+
+def _forget_failures(job: Job, log_dir: str) -> None:
+    for rank in job.ranks:
+        for path in (failure_file(log_dir, rank), stacks_file(log_dir, rank)):
             with suppress(FileNotFoundError):
                 os.remove(path)
-    return log_dir
 
 
 def _start(spec: WorkerSpec, job: Job, provisions: Provisions, console: Console | None) -> WorkerProcess:

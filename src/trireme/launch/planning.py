@@ -14,11 +14,14 @@ from trireme.cluster.resolve import resolve
 from trireme.launch.command_line import interpreter_flags
 from trireme.launch.job import (
     BACKENDS,
+    DEFAULT_GRACE_S,
     DEFAULT_TIMEOUT_S,
+    EPOCH,
     ONE_DEVICE_BACKENDS,
     SCRIPT,
     Job,
     is_count,
+    is_duration,
     refuse,
 )
 from trireme.launch.variables import RELAUNCHED, SEED, TIMEOUT_S
@@ -64,6 +67,10 @@ def plan(
     strategy: str | None = None,
     log_dir: str | None = None,
     timeout_s: float | None = None,
+    grace_s: float | None = None,
+    backup: str | None = None,
+    backup_every: int | None = None,
+    max_restarts: int | None = None,
     environ: Mapping[str, str] | None = None,
     machine: Machine | None = None,
     found: Sequence[str] = (),
@@ -83,6 +90,10 @@ def plan(
         strategy: a strategy to enter around the unchanged target.
         log_dir: folder for the workers' output. None: a fresh temporary one.
         timeout_s: seconds a worker may wait for its peers. None: `TRIREME_TIMEOUT_S`, else 600.
+        grace_s: seconds that workers have to save and end after SIGTERM. None: 10.
+        backup: where to back up every `fit` that has no backup of its own. None: nowhere.
+        backup_every: the steps between two of these backups. None: one after each epoch.
+        max_restarts: how often to start the run again when it fails. None: never.
         environ: the environment to start from. None: this process' own.
         machine: what the run can use. None: this machine.
         found: what the caller has already found wrong, to be told together with the rest.
@@ -99,6 +110,7 @@ def plan(
         *_target_problems(target, kind),
         *_request_problems(backend, replicas, workers),
         *_cluster_problems(cluster, workers),
+        *_recovery_problems(grace_s, backup, backup_every, max_restarts),
     ]
     timeout_s = _timeout_s(timeout_s, environ, problems)
     if _request_problems(backend, replicas, workers):
@@ -106,6 +118,7 @@ def plan(
     machine = machine or this_machine(backend, environ)
     if cluster is not None:
         workers, replicas = _share_of(cluster, backend, replicas)
+    backup = backup if backup is None or "://" in backup else os.path.abspath(backup)
     num_workers, per_worker = _split(backend, replicas, workers, machine, problems)
     problems += _device_problems(backend, num_workers, per_worker, machine, environ)
     refuse(problems)
@@ -120,7 +133,11 @@ def plan(
         strategy=strategy,
         log_dir=log_dir,
         timeout_s=timeout_s,
-        seed=_seed(environ, cluster),
+        grace_s=grace_s or DEFAULT_GRACE_S,
+        seed=_seed(environ, cluster, backup),
+        max_restarts=max_restarts or 0,
+        backup=backup,
+        backup_every=backup_every or EPOCH,
         num_cores=machine.num_cores,
         gpus=machine.gpus,
         flags=interpreter_flags(sys.orig_argv),
@@ -200,6 +217,21 @@ def _cluster_problems(cluster: Cluster | None, workers: int | None) -> list[str]
     return []
 
 
+def _recovery_problems(
+    grace_s: float | None, backup: str | None, backup_every: int | None, max_restarts: int | None
+) -> list[str]:
+    problems = []
+    if grace_s is not None and not is_duration(grace_s):
+        problems.append(f"--grace {grace_s:g} is impossible: expected seconds, more than 0")
+    if backup_every is not None and not is_count(backup_every):
+        problems.append(f"--backup-every {backup_every} is impossible: expected steps, 1 or more")
+    if backup_every is not None and backup is None:
+        problems.append(f"--backup-every {backup_every} says how often, but not where: add --backup FOLDER")
+    if max_restarts is not None and max_restarts < 0:
+        problems.append(f"--max-restarts {max_restarts} is impossible: expected a whole number, 0 or more")
+    return problems
+
+
 def _target_problems(target: str, kind: str) -> list[str]:
     if kind == SCRIPT and not os.path.exists(target):
         return [f"there is no file {target!r} in {os.getcwd()}: expected the path of a Python script"]
@@ -239,16 +271,22 @@ def _timeout_s(timeout_s: float | None, environ: Mapping[str, str], problems: li
     return value
 
 
-def _seed(environ: Mapping[str, str], cluster: Cluster | None) -> int:
-    """The user's seed, else a random one; among several launchers, one on which all of them agree."""
+def _seed(environ: Mapping[str, str], cluster: Cluster | None, backup: str | None) -> int:
+    """The user's seed, else a random one; among several launchers, one on which all of them agree.
+
+    With backups it follows from their place: another start must shuffle the data as the one before.
+    """
     text = environ.get(SEED, "")
     if text:
         refuse([] if text.isdecimal() else [f"{SEED} is {text!r}: expected a whole number, 0 or more"])
         return int(text)
-    if cluster is None:
-        return secrets.randbits(31)
-    facts = repr((cluster.run_id, cluster.workers)).encode()
-    return int.from_bytes(sha256(facts).digest()[:4], "big") >> 1
+    if backup is not None:
+        return _number_from(backup)
+    return secrets.randbits(31) if cluster is None else _number_from(repr((cluster.run_id, cluster.workers)))
+
+
+def _number_from(text: str) -> int:
+    return int.from_bytes(sha256(text.encode()).digest()[:4], "big") >> 1
 
 
 def _gpu_names(environ: Mapping[str, str], count: int) -> tuple[str, ...]:

@@ -10,7 +10,10 @@ from trireme.cluster.machine import CUDA_VISIBLE_DEVICES, KERAS_BACKEND, XLA_FLA
 from trireme.launch.job import Job
 from trireme.launch.variables import (
     BACKEND,
+    BACKUP,
+    BACKUP_EVERY,
     FAILURE_FILE,
+    GENERATION,
     LAUNCHER,
     LOG_DIR,
     OF_ONE_WORKER,
@@ -131,9 +134,15 @@ def _environ(job: Job, rank: int, provisions: Provisions, fds: Mapping[str, int]
         LOG_DIR: provisions.log_dir,
         FAILURE_FILE: failure_file(provisions.log_dir, rank),
         RELAUNCHED: "1",
+        GENERATION: str(job.generation),
+        **_backup(job),
         LAUNCHER: launcher_mark(job, provisions.launcher_pid),
         **{name: str(fd) for name, fd in fds.items()},
     }
+
+
+def _backup(job: Job) -> dict[str, str]:
+    return {} if job.backup is None else {BACKUP: job.backup, BACKUP_EVERY: str(job.backup_every)}
 
 
 def launcher_mark(job: Job, launcher_pid: int) -> str:

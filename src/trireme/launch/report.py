@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from trireme.launch.decision import FAILED, INTERRUPTED, STUCK, TIME_LIMIT, Outcome, WorkerView
 from trireme.launch.failure_file import Failure
+from trireme.recovery.policy import Restart, Stop
 
 _TAIL_LINES = 20
 _NAME = "trireme: "
@@ -18,6 +19,26 @@ def started(num_workers: int, log_dir: str) -> str:
 def logs_are_in(log_dir: str) -> str:
     """Where to read more."""
     return f"{_NAME}output of all workers: {log_dir}\n"
+
+
+def restarting(decision: Restart, backup: str | None) -> str:
+    """That the run is started again, when, and from where."""
+    when = "now" if decision.after_s == 0 else f"in {decision.after_s:g} s"
+    where = "what the script itself has saved" if backup is None else f"the newest backup in {backup}"
+    return (
+        f"{_NAME}{decision.reason}; starting again {when}, from {where} "
+        f"(restarts left: {decision.restarts_left})\n"
+    )
+
+
+def given_up(decision: Stop) -> str:
+    """Why a run that may be restarted is not."""
+    return f"{_NAME}{decision.reason}\n"
+
+
+def first_step(seconds: float) -> str:
+    """How long a restart took."""
+    return f"{_NAME}first step {seconds:.1f} s after the end of the failed attempt\n"
 
 
 def ended(

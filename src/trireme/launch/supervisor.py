@@ -34,14 +34,25 @@ _LOOK_AGAIN_S = 0.02
 
 
 def supervise(
-    job: Job, workers: Sequence[WorkerProcess], board: Board, signals: Signals, orphans: Orphans
+    job: Job,
+    workers: Sequence[WorkerProcess],
+    board: Board,
+    signals: Signals,
+    orphans: Orphans,
+    on_first_step: Callable[[], None] | None = None,
 ) -> Outcome:
-    """Watches until the run is over. The workers may still live then: see `end`."""
+    """Watches until the run is over. The workers may still live then: see `end`.
+
+    `on_first_step` is called once, when every worker has begun a step.
+    """
     started_s, failed_s, is_forwarded = time.monotonic(), None, False
     with _wake_up_at_ends(workers) as wait:
         while True:
             views = look(workers, board)
             now_s = time.monotonic()
+            if on_first_step is not None and all(view.step is not None for view in views):
+                on_first_step()
+                on_first_step = None
             if failed_s is None and any(view.failure for view in views):
                 failed_s = now_s
             decision = decide(

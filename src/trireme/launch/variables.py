@@ -12,6 +12,12 @@ FAILURE_FILE = "TRIREME_FAILURE_FILE"
 SHARED_MEMORY_FD = "TRIREME_SHARED_MEMORY_FD"
 PORT_FD = "TRIREME_PORT_FD"
 RELAUNCHED = "TRIREME_RELAUNCHED"
+# Where a run is backed up, how often, and how often it was started before.
+BACKUP = "TRIREME_BACKUP"
+BACKUP_EVERY = "TRIREME_BACKUP_EVERY"
+GENERATION = "TRIREME_GENERATION"
+# What goes wrong in a test of what a run survives.
+FAULTS = "TRIREME_FAULTS"
 
 # What a launcher must not hand on when it runs inside a worker of another launcher.
 OF_ONE_WORKER = (
@@ -23,5 +29,8 @@ OF_ONE_WORKER = (
     SHARED_MEMORY_FD,
     PORT_FD,
     RELAUNCHED,
+    BACKUP,
+    BACKUP_EVERY,
+    GENERATION,
     LAUNCHER,
 )

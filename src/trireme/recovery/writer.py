@@ -35,6 +35,8 @@ class BackupWriter:
     A storage without room costs that backup and a `BackupWarning`. Any other error is raised as
     `BackupNotWritten` by the next `submit`, `flush` or `close`, whichever comes first.
 
+    `has_room` says whether the last write found room, so that nobody believes to have saved what is not there.
+
     The thread touches no signal. Whatever a signal handler of the main thread does meanwhile, even if it
     raises out of `close`, the write goes on; and where the process is killed, the backup is simply not there.
     At the end of the interpreter what was submitted is still written, but only a caller of `close` learns of
@@ -42,6 +44,7 @@ class BackupWriter:
     """
 
     def __init__(self, backups: Backups):
+        self.has_room = True
         self._backups = backups
         self._changed = threading.Condition()
         self._waiting: _Submitted | None = None
@@ -147,7 +150,9 @@ class BackupWriter:
     def _save(self, snapshot: Snapshot) -> None:
         try:
             self._backups.save(snapshot)
+            self.has_room = True
         except BackupStorageFull as error:
+            self.has_room = False
             warnings.warn(f"{error} The run goes on without this backup.", BackupWarning, stacklevel=2)
 
     def _is_idle(self) -> bool:

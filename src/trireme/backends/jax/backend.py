@@ -25,6 +25,7 @@ class JaxBackend(Backend):
     def __init__(self):
         super().__init__()
         self._distribution = None
+        self._step_before = None
 
     def _start_runtime(self):
         if self.cluster.num_workers > 1:
@@ -92,6 +93,29 @@ class JaxBackend(Backend):
 
     def build(self, model, adapter, training=True):
         build_model(model, iter(adapter.get_jax_iterator()), training)
+
+    def begin_step(self, model, step):
+        if self.cluster.num_workers > 1 and self.board is not None:
+            self._wait_for_step_before_last(model)
+        super().begin_step(model, step)
+
+    def wait_for_steps(self, model):
+        state = getattr(model, "_jax_state", None)
+        if self.cluster.num_workers > 1 and state:
+            with self.waiting():
+                # Keras' lists of variables are no containers to JAX.
+                jax.block_until_ready([list(arrays) for arrays in state.values()])
+
+    def _wait_for_step_before_last(self, model):
+        """Lets Python be one step ahead of the devices and no more, so that waiting for peers shows as that."""
+        step_before, self._step_before = self._step_before, None
+        if step_before is not None and not step_before.is_ready():
+            with self.waiting():
+                step_before.block_until_ready()
+        state = getattr(model, "_jax_state", None)
+        if state and state["optimizer_variables"]:
+            # A copy, because the next step takes over the state's own memory.
+            self._step_before = state["optimizer_variables"][0].addressable_data(0) + 0
 
     @contextlib.contextmanager
     def calling(self, model):

@@ -27,11 +27,12 @@ class ShardedArrays(ShardedAdapter):
 
     def __init__(self, inner, backend):
         super().__init__(inner, backend.cluster.rank, backend.cluster.num_workers)
-        with _common_seed(backend):
-            self._row_numbers = row_numbers_adapter(inner).get_tf_dataset()
+        self._backend = backend
         self._inputs = tree.lists_to_tuples(array_inputs(inner, "tensorflow"))
 
     def get_tf_dataset(self):
+        with _common_seed(self._backend):
+            row_numbers = row_numbers_adapter(self.inner).get_tf_dataset()
         inputs = tf.data.Dataset.from_tensors(self._inputs).repeat()
 
         def take(numbers, inputs):
@@ -40,7 +41,7 @@ class ShardedArrays(ShardedAdapter):
             mine = numbers[start:stop]
             return Shard(num_rows, tree.traverse(lambda leaf: _take(leaf, mine), inputs))
 
-        rows = tf.data.Dataset.zip((self._row_numbers, inputs))
+        rows = tf.data.Dataset.zip((row_numbers, inputs))
         rows = rows.map(take, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         options = tf.data.Options()
         # The inputs are one large constant: optimising the graph would copy it.

@@ -76,6 +76,9 @@ class TorchBackend(Backend):
         with contextlib.nullcontext() if training else random_streams.undone():
             build_model(model, adapter.global_batches(), training)
 
+    def begin_own_stream(self):
+        random_streams.begin_own(self)
+
     @contextlib.contextmanager
     def calling(self, model):
         self._num_calls += 1

@@ -23,7 +23,8 @@ def set_state(values):
     values = torch.from_numpy(values.copy())
     num_bytes_of_cpu = len(torch.get_rng_state())
     torch.set_rng_state(values[:num_bytes_of_cpu])
-    if torch.cuda.is_available():
+    # A backup may come from a machine without a GPU.
+    if torch.cuda.is_available() and len(values) > num_bytes_of_cpu:
         torch.cuda.set_rng_state(values[num_bytes_of_cpu:])
 
 
@@ -31,10 +32,7 @@ def set_state(values):
 def own_stream(backend):
     """Draws from this worker's own stream meanwhile; afterwards all workers go on from where the chief is."""
     common = state()
-    if not backend.cluster.is_chief:
-        words = np.frombuffer(hashlib.sha256(common.tobytes()).digest(), np.uint32)
-        seed = np.random.SeedSequence([*words.tolist(), backend.cluster.rank]).generate_state(1, np.uint64)[0]
-        torch.manual_seed(int(seed >> np.uint64(1)))
+    begin_own(backend)
     try:
         yield
     except BaseException:
@@ -42,6 +40,15 @@ def own_stream(backend):
         set_state(common)
         raise
     set_state(backend.broadcast(state()))
+
+
+def begin_own(backend):
+    """Begins this worker's own stream, which follows from the present, common state; the chief's just goes on."""
+    if backend.cluster.is_chief:
+        return
+    words = np.frombuffer(hashlib.sha256(state().tobytes()).digest(), np.uint32)
+    seed = np.random.SeedSequence([*words.tolist(), backend.cluster.rank]).generate_state(1, np.uint64)[0]
+    torch.manual_seed(int(seed >> np.uint64(1)))
 
 
 @contextlib.contextmanager

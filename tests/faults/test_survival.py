@@ -1,0 +1,93 @@
+"""`trireme run` over everything that can happen to a worker, one thing after the other, to the right end."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.faults.test_resume import BACKENDS, SEED, differences, of_two_workers
+
+SURVIVOR = pathlib.Path(__file__).with_name("survivor.py")
+DEADLINE_S = 280
+TIMEOUT_S = 30
+
+# What one worker is stuck in, what a fault plan does to that end, and what the report shows of it.
+STUCK = {
+    "tensorflow": (["blocked input", "1", "0", "fine input", "0", "0"], "", "step 2"),
+    "jax": ([], "stop(rank=1, step=5); ", "stopped by a signal such as SIGSTOP"),
+    "torch": (["loop", "1", "0"], "", "in loop"),
+}
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts the script on two workers; what still runs at the end is killed."""
+    processes = []
+
+    def start(backend, *words, options=(), faults=""):
+        command = [sys.executable, "-m", "trireme", "run", "--strategy", "mirrored", "--backend", backend]
+        command += ["--replicas", "2", "--workers", "2", "--timeout", str(TIMEOUT_S)]
+        command += ["--backup", str(tmp_path / "backup"), "--backup-every", "2", *options]
+        process = subprocess.Popen(
+            [*command, str(SURVIVOR), str(tmp_path), *words],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TRIREME_SEED": str(SEED), "TRIREME_FAULTS": faults},
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def wait_for_file(path, process):
+    give_up_s = time.monotonic() + DEADLINE_S
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < give_up_s, f"no {path}"
+        time.sleep(0.02)
+
+
+@pytest.mark.timeout(DEADLINE_S)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_it_survives(start, tmp_path, backend):
+    words, stop, stuck = STUCK[backend]
+    # Stuck; then with the newest backup damaged, and killed; then asked to end, twice, as are the workers.
+    process = start(
+        backend,
+        *words,
+        *("sigterm", "0", "2"),
+        options=["--max-restarts", "5"],
+        faults=f"{stop}corrupt_backup(newest, generation=1); kill(rank=1, step=11, generation=1)",
+    )
+    for told in ("ready", "heard"):
+        wait_for_file(tmp_path / told, process)
+        process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 143, said
+    assert len(re.findall(r"stuck: worker 1 \(pid \d+, step \d+", said)) == 1, said
+    assert stuck in said
+    assert said.count("stacks of worker 0") == 1
+    assert "is passed over" in said
+    assert "worker 1 of 2" in said and "was killed by SIGKILL" in said
+    assert said.count("starting again now") == 2
+    assert len(re.findall(r"first step \d+\.\d s after", said)) == 2
+    [step] = re.findall(r"saved before step (\d+) on SIGTERM", said)
+    assert int(step) > 14
+
+    process = start(backend)
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, said
+    assert f"after {step} steps" in said
+    undisturbed = of_two_workers(backend)[0]["survivor"]
+    assert not differences(undisturbed, json.loads((tmp_path / "result.json").read_text()), 1e-6)
