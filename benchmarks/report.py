@@ -1,4 +1,6 @@
-"""Puts the results of `scaling.py` into `docs/benchmarks.md`, between its two marks, and draws a plot of each.
+"""Puts the results of the benchmarks into the documents, between two marks in each, and draws plots.
+
+`scaling.py` goes to docs/benchmarks.md, `backups.py` and `soak.py` to docs/fault_tolerance.md.
 
 python benchmarks/report.py
 """
@@ -11,6 +13,7 @@ from typing import Any
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results"
+FAULT_PAGE = ROOT / "docs" / "fault_tolerance.md"
 BEGIN, END = "<!-- results begin: written by `make benchmark-report` -->", "<!-- results end -->"
 
 _COLOURS = {True: "tab:green", False: "tab:red", None: "tab:gray"}
@@ -71,12 +74,58 @@ def _disturbance(result: Mapping[str, Any]) -> str:
     return f"Cores used by others during the rounds, median: {', '.join(parts)}."
 
 
+def soak_rows(reports: list[Mapping[str, Any]]) -> list[str]:
+    """Returns the table of all soaks."""
+    return [
+        "| backend | kills | runs | restarts | steps lost per kill: mean, most | failure to next first step: median, "
+        "longest | time lost per kill | largest difference |",
+        "|---|---|---|---|---|---|---|---|",
+        *(
+            f"| {report['backend']} | {report['kills']} | {report['runs']} | {report['restarts']} "
+            f"| {report['lost_steps']['mean']:g}, {report['lost_steps']['most']} "
+            f"| {report['restart_to_first_step_s']['median']:g} s, {report['restart_to_first_step_s']['longest']:g} s "
+            f"| {report['time_lost_per_kill_s']:g} s | {max(report['largest_difference']):.2g} |"
+            for report in reports
+        ),
+        "",
+        *(
+            f"{report['backend']}: {report['date'][:10]}, {report['replicas']} replicas on "
+            f"{report['machine']['cores']} cores, runs of {report['steps']} steps, a backup every "
+            f"{report['backup_every']}; undisturbed {report['undisturbed_s']:g} s; load average at the end "
+            f"{report['machine']['load_average_after'][0]:.1f}."
+            for report in reports
+        ),
+    ]
+
+
+def backup_rows(results: list[Mapping[str, Any]]) -> list[str]:
+    """Returns the table of what backups cost."""
+    lines = [
+        "| backend | steps per second with backups, divided by those without | min | max | at least | cores used by "
+        "others |",
+        "|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        ratio, target = result["figure"]["ratio"], result["figure"]["target"]
+        mark = "✓" if result["figure"]["reached"] else "✗"
+        others = result["workload"]["cores_used_by_others"]["median"]
+        lines.append(
+            f"| {result['backend']} | **{ratio['median']:.3f}** | {ratio['min']:.3f} | {ratio['max']:.3f} "
+            f"| {target:g} {mark} | {others:.2f} |"
+        )
+    return lines
+
+
 def with_results(page: str, results: list[Mapping[str, Any]]) -> str:
     """Returns the page with everything between its marks replaced."""
+    return between_marks(page, "\n".join(section(result) for result in results))
+
+
+def between_marks(page: str, text: str) -> str:
+    """Returns the page with `text` between its marks, in the place of what was there."""
     before, rest = page.split(BEGIN)
     _, after = rest.split(END)
-    sections = "\n".join(section(result) for result in results)
-    return f"{before}{BEGIN}\n\n{sections}\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{text}\n{END}{after}"
 
 
 def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
@@ -110,10 +159,16 @@ def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
     pyplot.close(chart)
 
 
+def _results(name: str) -> list[Any]:
+    return [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"{name}-*.json"), reverse=True)]
+
+
 def main() -> None:
     """The command."""
-    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("scaling-*.json"), reverse=True)]
+    results, backups, soaks = (_results(name) for name in ("scaling", "backups", "soak"))
     PAGE.write_text(with_results(PAGE.read_text(), results))
+    tables = "\n".join([*backup_rows(backups), "", *soak_rows(soaks), ""])
+    FAULT_PAGE.write_text(between_marks(FAULT_PAGE.read_text(), tables))
     for result in results:
         plot(result, PAGE.with_name(f"scaling-{result['backend']}.png"))
 

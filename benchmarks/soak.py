@@ -1,8 +1,8 @@
 """Does a run that is killed again and again end with the numbers of a run that nobody disturbed?
 
-Trains `soak_training.py` once in peace, and then, under `trireme run --backup ... --max-restarts ...`, with `kill -9` of
-a random worker at random moments: while it starts, compiles, trains, writes a backup or ends. A run that ends is
-compared with the undisturbed one, and another begins, until all kills are done.
+Trains `soak_training.py` once in peace, and then, under `trireme run --backup ... --max-restarts ...`, with `kill -9`
+of a random worker at random moments: while it starts, compiles, trains, writes a backup or ends. A run that ends
+is compared with the undisturbed one, and another begins, until all kills are done.
 
     python benchmarks/soak.py [--kills 50] [--backend tensorflow] [--replicas 2] [--backup-every 10] [--seed 0]
         [--epochs 10] [--output FILE]
@@ -15,6 +15,7 @@ as kills, or if a number differs by more than 1e-6.
 import argparse
 import contextlib
 import datetime
+import itertools
 import json
 import os
 import pathlib
@@ -31,7 +32,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scaling import machine
 
 TRAINING = pathlib.Path(__file__).with_name("soak_training.py")
 WORKER = b"trireme.launch.bootstrap"
@@ -65,7 +65,7 @@ def lost_steps(output: str) -> list[int]:
     """Returns for each kill how many steps were trained again."""
     lost = []
     attempts = output.split("starting again")
-    for before, after in zip(attempts, attempts[1:], strict=False):
+    for before, after in itertools.pairwise(attempts):
         killed, resumed = _KILLED.findall(before), _RESUMED.search(after)
         # One that had not begun a step yet, or whose peer came back to the very step.
         reached = int(killed[-1] or 0) if killed else 0
@@ -159,6 +159,8 @@ class Soak:
 
 def soak(arguments: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]:
     """Returns the report."""
+    from scaling import machine
+
     all_runs = Soak(arguments, folder)
     undisturbed = all_runs.undisturbed()
     runs: list[Run] = []

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.launch.without_backend import run
 from trireme.errors import EXIT_PEER_LOST, EXIT_RESTART_BUDGET_USED_UP
 from trireme.launch.decision import DONE, FAILED, INTERRUPTED, STUCK, TIME_LIMIT, Outcome, WorkerView
 from trireme.launch.failure_file import Failure
@@ -61,6 +62,47 @@ def test_the_same_exception_at_the_same_step_ends_the_run():
     assert isinstance(restarts.after(raised), Restart)
     decision = restarts.after(raised)
     assert isinstance(decision, Stop) and decision.exit_code == 3
+
+
+WORKER = """
+from trireme.cluster.board import Board
+board = Board.attach(os.environ)
+generation = int(os.environ["TRIREME_GENERATION"])
+tell(f"started-{generation}-{rank}")
+board.post(rank, step=generation // 2 if "again" in sys.argv else generation)
+if rank == 1 and "killed" in sys.argv and generation < 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+if rank == 1 and "raise" in sys.argv:
+    raise ValueError("no restart mends this")
+if rank == 0 and "raise" in sys.argv:
+    time.sleep(600)
+"""
+
+
+def test_a_killed_run_starts_again_until_it_ends_well(script):
+    path = script(WORKER)
+    done = run(path, "killed", workers=2, max_restarts=3)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("starting again now, from what the script itself has saved") == 2
+    assert "restarts left: 1" in done.stderr
+    assert "first step" in done.stderr
+    assert {path.name for path in path.parent.glob("started-*")} == {
+        f"started-{generation}-{rank}" for generation in range(3) for rank in range(2)
+    }
+
+
+def test_restarts_are_used_up(script):
+    done = run(script(WORKER), "killed", workers=2, max_restarts=1)
+    assert done.returncode == EXIT_RESTART_BUDGET_USED_UP
+    assert "all 1 restarts are used up" in done.stderr
+
+
+def test_an_exception_that_comes_again_at_the_same_step_is_not_tried_a_third_time(script):
+    path = script(WORKER)
+    done = run(path, "raise", "again", workers=2, max_restarts=9)
+    assert done.returncode == 1
+    assert "raised ValueError (exit code 1) at step 0, as it did before: a restart does not help" in done.stderr
+    assert not (path.parent / "started-2-0").exists()
 
 
 def test_a_pause_is_over_when_the_run_is_ended():
