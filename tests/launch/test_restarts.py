@@ -101,7 +101,9 @@ def test_an_exception_that_comes_again_at_the_same_step_is_not_tried_a_third_tim
     path = script(WORKER)
     done = run(path, "raise", "again", workers=2, max_restarts=9)
     assert done.returncode == 1
-    assert "raised ValueError (exit code 1) at step 0, as it did before: a restart does not help" in done.stderr
+    assert (
+        "raised ValueError (exit code 1) at step 0, as it did before: a restart does not help" in done.stderr
+    )
     assert not (path.parent / "started-2-0").exists()
 
 

@@ -13,14 +13,15 @@ class Preemption:
     """Whether somebody asked this process, or another worker, to end. Entered, it receives SIGTERM.
 
     Workers may hear of it at different steps, or only one of them does, so they ask each other; not at every
-    step, but as often as makes about half a second, which costs next to nothing.
+    step, but about every half second, which costs next to nothing. The steps from one question to the next at most
+    double, since a few short steps promise nothing about those to come.
     """
 
     def __init__(self, backend):
         self._backend = backend
         self._is_wished = False
         self._next_step = 0
-        self._asked_step = 0
+        self._interval = 1
         self._asked_s = None
         self._previous = None
         self._receives = False
@@ -46,10 +47,14 @@ class Preemption:
         if self._backend.cluster.num_workers == 1:
             return self._is_wished
         now_s = time.monotonic()
-        step_s = 0.0 if self._asked_s is None else (now_s - self._asked_s) / max(step - self._asked_step, 1)
-        wish, step_s = self._backend.all_reduce(np.array([self._is_wished, step_s], np.float64), "max")
-        self._asked_step, self._asked_s = step, now_s
-        self._next_step = step + max(1, int(_AGREE_EVERY_S / step_s) if step_s > 0 else 1)
+        since_s = 0.0 if self._asked_s is None else now_s - self._asked_s
+        wish, since_s = self._backend.all_reduce(np.array([self._is_wished, since_s], np.float64), "max")
+        self._asked_s = now_s
+        if since_s < _AGREE_EVERY_S / 2:
+            self._interval *= 2
+        elif since_s > _AGREE_EVERY_S:
+            self._interval = max(1, self._interval // 2)
+        self._next_step = step + self._interval
         return bool(wish)
 
     def _receive(self, signum, frame):
