@@ -48,12 +48,12 @@ def await_sigterm(folder):
 
 
 def blocked_pipeline(x, y, is_blocked):
-    """The same rows as a pipeline, or one that has no third batch, as if its threads waited for each other."""
+    """The same rows as a pipeline, or one that has no sixth batch, as if its threads waited for each other."""
     import tensorflow as tf
 
     def rows():
         for start in range(0, len(x), 10):
-            if is_blocked and start == 20:
+            if is_blocked and start == 50:
                 threading.Event().wait()
             yield x[start : start + 10], y[start : start + 10]
 

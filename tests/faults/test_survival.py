@@ -19,7 +19,7 @@ TIMEOUT_S = 30
 
 # What one worker is stuck in, what a fault plan does to that end, and what the report shows of it.
 STUCK = {
-    "tensorflow": (["blocked input", "1", "0", "fine input", "0", "0"], "", "step 2"),
+    "tensorflow": (["blocked input", "1", "0", "fine input", "0", "0"], "", "step 5"),
     "jax": ([], "stop(rank=1, step=5); ", "stopped by a signal such as SIGSTOP"),
     "torch": (["loop", "1", "0"], "", "in loop"),
 }
@@ -46,8 +46,8 @@ def start(tmp_path):
 
     yield start
     for process in processes:
-        process.kill()
-        process.communicate()
+        with process:
+            process.kill()
 
 
 def wait_for_file(path, process):
