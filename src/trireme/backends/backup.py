@@ -189,11 +189,10 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _leave(self, fit):
         self._writer.close()
-        if fit.backend.cluster.num_workers > 1:
-            # Whoever ended first would take the others' runtime along while the chief still writes.
-            fit.backend.barrier()
         saved = "saved" if self._writer.has_room else "there was no room to save"
         self._tell(fit, f"{saved} before step {fit.step} on SIGTERM; start again to go on")
+        # All together, as after a run that has ended well: whoever went first would take the others' runtime along.
+        fit.backend.stop()
         raise SystemExit(EXIT_TERMINATED)
 
     def _tell(self, fit, text):
