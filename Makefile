@@ -6,10 +6,14 @@ INSTALLED := $(VENV)/.installed
 CODE := src tests examples $(wildcard benchmarks)
 PYTEST_ARGUMENTS ?=
 
-.PHONY: help install test lint format demo benchmark benchmark-report wheel test-keras-nightly
+# What tests/system/ needs of Debian: network namespaces, containers, a Slurm, mpirun.
+SYSTEM_PACKAGES := iproute2 util-linux mount hostname runc slurmctld slurmd slurm-client munge openmpi-bin
+
+.PHONY: help install test test-system lint format demo benchmark benchmark-report wheel test-keras-nightly
 
 help:
 	@echo "make test     everything CI runs: lint, format check, type check, tests"
+	@echo "make test-system   real pods, a real Slurm, mpirun: needs root on Debian, and installs packages there"
 	@echo "make demo     train examples/digits.py with 2 replicas and on one device, and compare"
 	@echo "make lint     ruff and mypy only        make format   rewrite the code in the project's format"
 	@echo "make benchmark   how fast strategies are on this machine, about 15 minutes; writes docs/benchmarks.md"
@@ -28,6 +32,14 @@ $(INSTALLED): pyproject.toml
 
 test: lint
 	$(VENV)/bin/python -m pytest $(PYTEST_ARGUMENTS)
+
+# Without root, or a system that has such packages, there is nothing to try: it says so and fails.
+test-system: $(INSTALLED)
+	@[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+		|| { echo "make test-system installs packages and makes network namespaces: it needs root on Debian"; exit 1; }
+	@dpkg --status $(SYSTEM_PACKAGES) >/dev/null 2>&1 \
+		|| { apt-get update --quiet=2 && DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends $(SYSTEM_PACKAGES) >/dev/null; }
+	$(VENV)/bin/python -m pytest $(PYTEST_ARGUMENTS) tests/system
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check $(CODE)

@@ -29,9 +29,10 @@ KINDS = {
     ("api/v1", "events"): "Event",
     ("api/v1", "nodes"): "Node",
     ("apis/batch/v1", "jobs"): "Job",
+    ("apis/jobset.x-k8s.io/v1alpha2", "jobsets"): "JobSet",
 }
 PATH = re.compile(
-    r"/(?P<group>api/v1|apis/batch/v1)(/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[a-z]+)(/(?P<name>[^/]+))?"
+    r"/(?P<group>api/v1|apis/batch/v1|apis/jobset.x-k8s.io/v1alpha2)(/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[a-z]+)(/(?P<name>[^/]+))?"
     r"(?P<log>/log)?"
 )
 Object = dict[str, Any]
@@ -83,11 +84,13 @@ class ControlPlane:
     Attributes:
         url: where it listens.
         requests: (method, path) of every request so far.
+        has_jobsets: whether JobSet is installed; nothing here makes Jobs of one.
         refuse: asked before each request; may raise `Refusal`, or any OSError to break the connection.
     """
 
     def __init__(self, kubelet: Kubelet, backoff_s: float = 0.05) -> None:
         self.kubelet = kubelet
+        self.has_jobsets = False
         self.requests: list[tuple[str, str]] = []
         self.authorizations: set[str | None] = set()
         self.refuse: Callable[[str, str], None] = lambda method, path: None
@@ -286,6 +289,8 @@ def _handler(plane: ControlPlane) -> type[BaseHTTPRequestHandler]:
             if match is None or (match["group"], match["plural"]) not in KINDS:
                 raise Refusal(404, "the server could not find the requested resource")
             kind, name = KINDS[match["group"], match["plural"]], match["name"]
+            if kind == "JobSet" and not plane.has_jobsets:
+                raise Refusal(404, "the server could not find the requested resource")
             if match["log"]:
                 self.send_log(name, query)
             elif self.command == "GET":
@@ -338,7 +343,9 @@ def _handler(plane: ControlPlane) -> type[BaseHTTPRequestHandler]:
 
 
 def refuse_invalid(item: Object, query: dict[str, str]) -> None:
-    """What a real server refuses when it is asked to be strict."""
+    """What a real server refuses when it is asked to be strict. Of JobSets there is no schema here."""
+    if item["kind"] == "JobSet":
+        return
     try:
         kubernetes_validate.validate(item, "1.36", strict=query.get("fieldValidation") == "Strict")
     except kubernetes_validate.ValidationError as error:

@@ -114,6 +114,22 @@ def test_a_field_that_kubernetes_does_not_know_is_refused_and_nothing_is_left(tm
         assert [plane.list(kind) for kind in ("Service", "ConfigMap", "Job")] == [[], [], []]
 
 
+def test_a_jobset_is_created_stopped_and_deleted(tmp_path):
+    with reached(tmp_path, "client") as (plane, connection):
+        run = RunObjects(connection, "train")
+        with pytest.raises(ClusterRefused, match="could not find the requested resource"):
+            run.create(render(job(jobset=True, workers=2)))
+        plane.has_jobsets = True
+        run.create(render(job(jobset=True, workers=2)))
+        (config_map,) = plane.list("ConfigMap")
+        assert config_map["metadata"]["ownerReferences"][0]["kind"] == "JobSet"
+        assert [pod.phase for pod in run.observe().pods] == ["Missing", "Missing"]
+        assert run.stop() == ["jobset/train"]
+        assert plane.get("JobSet", "train")["spec"]["suspend"] is True
+        assert run.delete() == ["JobSet train", "ConfigMap train-source"]
+        assert plane.list("ConfigMap") == []
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_no_cluster(tmp_path, way):
     (tmp_path / "bin").mkdir()

@@ -61,7 +61,15 @@ def test_every_option_reaches_the_job():
             "--toleration",
             "g",
         ),
-        *("--priority-class=high", "--queue=team-a", "--grace=30", "--jobset", "--backend=jax"),
+        *(
+            "--priority-class=high",
+            "--queue=team-a",
+            "--grace=30",
+            "--backup-every=50",
+            "--max-restarts=9",
+            "--jobset",
+            "--backend=jax",
+        ),
         *("train.py", "--epochs", "3", "--jobset"),
     )
     job = KubernetesJob(
@@ -80,6 +88,8 @@ def test_every_option_reaches_the_job():
         priority_class="high",
         queue="team-a",
         grace_s=30,
+        backup_every=50,
+        max_restarts=9,
         jobset=True,
         backend="jax",
     )

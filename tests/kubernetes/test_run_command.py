@@ -14,7 +14,7 @@ import threading
 
 import pytest
 
-from tests.kubernetes.control_plane import ControlPlane
+from tests.kubernetes.control_plane import ControlPlane, Refusal
 from tests.kubernetes.scripted_kubelet import Pod, ScriptedKubelet
 
 LEAST = ("--on", "kubernetes", "--name", "train", "--image", "registry.example/train:1")
@@ -192,6 +192,32 @@ def test_ctrl_c_leaves_the_run_and_logs_follow_comes_back(tmp_path):
             "first\nlast\n",
             "first\nlast\n",
         )
+
+
+def test_a_watch_goes_on_when_the_cluster_does_not_answer_and_ends_when_it_says_no(tmp_path):
+    answers = [Refusal(503, "starting"), Refusal(429, "too many requests"), ConnectionResetError()]
+
+    def refuse(method, path):
+        if path.endswith("/pods") and answers:
+            raise answers.pop(0)
+
+    def life(pod: Pod) -> None:
+        pod.run()
+        while answers:
+            pod.told_to_end.wait(0.05)
+        pod.plane.refuse = lambda method, path: no(path)
+
+    def no(path):
+        if path.endswith("/pods"):
+            raise Refusal(401, "Unauthorized")
+
+    with desk(tmp_path, life) as at:
+        at.plane.refuse = refuse
+        done = at.run("run", *LEAST, "train.py")
+    assert done.returncode == 1 and answers == []
+    assert "(503): starting; the run goes on without us, asking again" in done.stderr
+    assert "trireme logs train --follow" in done.stderr
+    assert "(401): Unauthorized" in done.stderr
 
 
 def test_stop_lets_the_pods_save_and_delete_removes_everything(tmp_path):

@@ -93,7 +93,16 @@ def test_times_that_sbatch_takes(limit):
 def test_the_command_renders_what_it_was_asked_for(tmp_path, monkeypatch, capfdbinary):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
-    options = ["--name=t", "--workers=2", "--gpus=1", "--cpu=4", "--memory=8G", "--backup=b", "--grace=60"]
+    options = [
+        "--name=t",
+        "--workers=2",
+        "--gpus=1",
+        "--cpu=4",
+        "--memory=8G",
+        "--backup=b",
+        "--grace=60",
+        "--backup-every=7",
+    ]
     options += [
         "--partition=p",
         "--time-limit=60",
@@ -115,6 +124,7 @@ def test_the_command_renders_what_it_was_asked_for(tmp_path, monkeypatch, capfdb
             cpu="4",
             memory="8G",
             backup="b",
+            backup_every=7,
             grace_s=60,
             partition="p",
             time_limit="60",

@@ -1,4 +1,4 @@
-"""The options of `trireme render` and `trireme run` that say what a cluster is asked for."""
+"""The options that `trireme render` and `trireme run` share: what a cluster is asked for, and how a run survives."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trireme.launch.slurm.spec import SlurmJob
 
 SYSTEMS = ("kubernetes", "slurm")
-NUMBERS = {"workers": 1, "servers": 0, "gpus": 0, "grace": 120}
+NUMBERS = {"workers": 1, "servers": 0, "gpus": 0, "grace": 120, "backup_every": 0, "max_restarts": 3}
 # By parameter, the system that alone knows it, or nothing where all of them do.
 ONLY_ON = {
     **dict.fromkeys(
@@ -58,6 +58,14 @@ _OPTIONS = (
         metavar="URL",
         default="",
         help="Where backups go and are gone on from: a folder, or a URL like gs://bucket/folder.",
+    ),
+    click.option(
+        "--backup-every", metavar="N", help="Steps between two backups. Default: one for each epoch."
+    ),
+    click.option(
+        "--max-restarts",
+        metavar="R",
+        help="Start again after a failure, up to R times. Default: 0, on a cluster 3.",
     ),
     click.option(
         "--grace", metavar="S", help="Seconds to save in after SIGTERM. Default: 10, on a cluster 120."
@@ -182,6 +190,8 @@ def slurm_run(ctx: click.Context, mistakes: list[str], log_dir: str = "") -> "Sl
         cpu=values["cpu"],
         memory=values["memory"],
         backup=values["backup"],
+        backup_every=numbers["backup_every"],
+        max_restarts=numbers["max_restarts"],
         partition=values["partition"],
         time_limit=values["time_limit"],
         options=tuple(values["sbatch"]),
@@ -248,6 +258,8 @@ def _kubernetes_job(
         memory=values["memory"],
         backup_claim=values["backup_claim"],
         backup=values["backup"],
+        backup_every=numbers["backup_every"],
+        max_restarts=numbers["max_restarts"],
         namespace=values["namespace"],
         node_selector=tuple(values["node_selector"]),
         tolerations=tuple(values["toleration"]),
@@ -270,7 +282,8 @@ def _number(name: str, text: str | None, mistakes: list[str]) -> int:
         return NUMBERS[name]
     if text.isascii() and text.removeprefix("-").isdigit():
         return int(text)
-    mistakes.append(f"--{name} {text!r}: expected a whole number, like --{name} {NUMBERS[name] or 1}")
+    option = f"--{name.replace('_', '-')}"
+    mistakes.append(f"{option} {text!r}: expected a whole number, like {option} {NUMBERS[name] or 1}")
     return NUMBERS[name]
 
 

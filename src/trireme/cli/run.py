@@ -27,8 +27,6 @@ LOCAL = {
     "replicas": "on a cluster there is one for each GPU of --gpus, or one for each of --workers",
     "strategy": "a script that runs on a cluster names its own",
     "timeout": "set TRIREME_TIMEOUT_S there",
-    "backup_every": "on a cluster there is one for each epoch",
-    "max_restarts": "what starts pods and tasks there starts them again",
 }
 EXTRAS = ("tensorflow", "jax", "torch")
 
@@ -53,8 +51,6 @@ EXTRAS = ("tensorflow", "jax", "torch")
     metavar="S",
     help="Seconds after which a worker that keeps the others waiting ends the run. Default: 600.",
 )
-@click.option("--backup-every", metavar="N", help="Steps between two backups. Default: one for each epoch.")
-@click.option("--max-restarts", metavar="R", help="Start again after a failure, up to R times. Default: 0.")
 @cluster_options
 @click.option("--rm", "is_deleted_after", is_flag=True, help="Kubernetes: delete the run once it has ended.")
 @click.pass_context

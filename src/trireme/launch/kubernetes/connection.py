@@ -103,8 +103,8 @@ def refusal(method: str, path: str, status: int, content: bytes) -> ClusterRefus
         message = str(json.loads(content)["message"])
     except (ValueError, KeyError, TypeError):
         message = content.decode(errors="replace").strip()
-    if status >= 500:
-        # Among them what `kubectl proxy` says when nobody answers it.
+    if status >= 500 or status == 429:
+        # Too much at once, or none of our doing; among the latter what `kubectl proxy` says when nobody answers it.
         return ClusterUnreachable(f"the cluster has no answer to {method} {path} ({status}): {message}")
     return ClusterRefused(f"the cluster refused {method} {path} ({status}): {message}", status)
 

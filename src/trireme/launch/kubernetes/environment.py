@@ -11,12 +11,11 @@ from trireme.cluster.cluster import REPLICAS_PER_WORKER, ROLE, RUN_ID
 from trireme.cluster.kubernetes import CLUSTER
 from trireme.cluster.machine import KERAS_BACKEND
 from trireme.launch.kubernetes.spec import KubernetesJob
-from trireme.launch.variables import BACKEND, SEED
+from trireme.launch.variables import BACKEND, BACKUP, BACKUP_EVERY, SEED
 
 RENDEZVOUS_PORT = 29400
 PORTS = {"worker": 29500, "server": 2222}
 RENDEZVOUS_TIMEOUT_S = 600  # pods start apart by as long as an image takes to pull
-MAX_RESTARTS = 3
 STOPPING_S = 10  # of the grace period, for the agent to end what did not end by itself
 BACKUP_FOLDER = "/trireme/backup"
 
@@ -58,7 +57,7 @@ def _values(job: KubernetesJob, role: str) -> dict[str, str]:
         SEED: str(job.seed),
         "TRIREME_RENDEZVOUS": f"{_host(job, 'worker', 0)}:{RENDEZVOUS_PORT}",
         "TRIREME_RENDEZVOUS_TIMEOUT_S": str(RENDEZVOUS_TIMEOUT_S),
-        "TRIREME_MAX_RESTARTS": str(MAX_RESTARTS),
+        "TRIREME_MAX_RESTARTS": str(job.max_restarts),
         **_restarts(job),
         "TRIREME_GRACE_S": str(job.grace_s - min(STOPPING_S, job.grace_s // 3)),
         **_backup(job),
@@ -98,7 +97,8 @@ def _restarts(job: KubernetesJob) -> dict[str, str]:
 
 def _backup(job: KubernetesJob) -> dict[str, str]:
     folder = f"{BACKUP_FOLDER}/{job.name}" if job.backup_claim else job.backup
-    return {"TRIREME_BACKUP": folder} if folder else {}
+    every = {BACKUP_EVERY: str(job.backup_every)} if job.backup_every else {}
+    return {BACKUP: folder} | every if folder else {}
 
 
 def _hidden_gpus(job: KubernetesJob, role: str) -> dict[str, str]:

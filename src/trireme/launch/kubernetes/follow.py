@@ -16,7 +16,7 @@ from trireme.launch.kubernetes.pod_logs import PodLogs
 from trireme.launch.kubernetes.screen import Screen, open_screen
 from trireme.launch.kubernetes.verdict import Verdict, hints, judge
 
-POLL_S = 2.0
+POLL_S = 1.0
 LOGS_TIMEOUT_S = 60.0
 
 
@@ -66,7 +66,9 @@ def follow(objects: RunObjects, log_dir: str | None = None, *, poll_s: float = P
         _say(_detached(objects.name))
         return EXIT_INTERRUPTED
     except BaseException:
+        # A login that is no longer valid, for example: that is our end, not the run's.
         screen.close()
+        _say(_detached(objects.name))
         raise
     screen.close()
     _say(*verdict.lines)

@@ -4,7 +4,7 @@ import base64
 from typing import Any
 
 from trireme.errors import EXIT_CONFIGURATION, EXIT_PEER_LOST, EXIT_RESTART_BUDGET_USED_UP, EXIT_USAGE
-from trireme.launch.kubernetes.environment import MAX_RESTARTS, PORTS, RENDEZVOUS_PORT
+from trireme.launch.kubernetes.environment import PORTS, RENDEZVOUS_PORT
 from trireme.launch.kubernetes.pods import (
     CONTAINER,
     ROLE_LABEL,
@@ -159,7 +159,7 @@ def _restarts_the_set(job: KubernetesJob) -> dict[str, Any]:
         disruption["targetReplicatedJobs"] = ["server"]
     codes = "|".join(map(str, _FINAL))
     return {
-        "maxRestarts": MAX_RESTARTS,
+        "maxRestarts": job.max_restarts,
         # All old pods are gone before new ones start: no two pods of one rank.
         "restartStrategy": "BlockingRecreate",
         "rules": [

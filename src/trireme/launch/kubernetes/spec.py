@@ -46,6 +46,8 @@ class KubernetesJob:
         memory: memory of each pod, requested and at most (`"16Gi"`), or empty.
         backup_claim: a PersistentVolumeClaim that every node can mount, for backups.
         backup: a URL for backups, in place of a claim.
+        backup_every: steps between two backups; 0: one for each epoch.
+        max_restarts: how often the workers are started again after a failure.
         namespace: where the objects are made; empty for the one `kubectl` is set to.
         node_selector: `label=value` that a node must have, for each.
         tolerations: taints as `kubectl taint` writes them, `key=value:effect`.
@@ -71,6 +73,8 @@ class KubernetesJob:
     memory: str = ""
     backup_claim: str = ""
     backup: str = ""
+    backup_every: int = 0
+    max_restarts: int = 3
     namespace: str = ""
     node_selector: tuple[str, ...] = ()
     tolerations: tuple[str, ...] = ()
@@ -155,6 +159,8 @@ def _plain_problems(job: KubernetesJob) -> list[str]:
         "--workers": (job.workers, 1, MAX_PODS),
         "--servers": (job.servers, 0, MAX_PODS),
         "--gpus": (job.gpus, 0, 64),
+        "--backup-every": (job.backup_every, 0, 10**9),
+        "--max-restarts": (job.max_restarts, 0, 10**6),
         "--grace": (job.grace_s, SHORTEST_GRACE_S, 7 * 24 * 3600),
     }
     problems = [

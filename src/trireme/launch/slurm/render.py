@@ -3,9 +3,10 @@
 import os
 import shlex
 
+from trireme.cluster.machine import KERAS_BACKEND
 from trireme.launch.slurm.spec import SlurmJob
+from trireme.launch.variables import BACKEND, BACKUP, BACKUP_EVERY
 
-MAX_RESTARTS = 3
 RENDEZVOUS_TIMEOUT_S = 600
 # Of the time before the limit, for Slurm to deliver a signal (it looks once a minute) and to end what is left.
 SIGNAL_MARGIN_S = 90
@@ -94,11 +95,12 @@ def _options(job: SlurmJob) -> list[str]:
 def _environment(job: SlurmJob) -> dict[str, str]:
     return {
         "TRIREME_RUN": job.name,
-        "TRIREME_BACKEND": job.backend,
-        "KERAS_BACKEND": job.backend,
-        **({"TRIREME_BACKUP": job.backup} if job.backup else {}),
+        BACKEND: job.backend,
+        KERAS_BACKEND: job.backend,
+        **({BACKUP: job.backup} if job.backup else {}),
+        **({BACKUP_EVERY: str(job.backup_every)} if job.backup and job.backup_every else {}),
         "TRIREME_RESTARTED_BY": "agent",
-        "TRIREME_MAX_RESTARTS": str(MAX_RESTARTS),
+        "TRIREME_MAX_RESTARTS": str(job.max_restarts),
         "TRIREME_RENDEZVOUS_TIMEOUT_S": str(RENDEZVOUS_TIMEOUT_S),
         "TRIREME_GRACE_S": str(job.grace_s),
         "PYTHONUNBUFFERED": "1",

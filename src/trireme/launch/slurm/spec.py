@@ -44,6 +44,8 @@ class SlurmJob:
         cpu: cores of each task, or empty.
         memory: memory of each task, as Slurm writes it (`"16G"`), or empty.
         backup: a folder that all nodes see, or a URL, for backups.
+        backup_every: steps between two backups; 0: one for each epoch.
+        max_restarts: how often the workers are started again after a failure.
         partition: where to run; empty for the default one.
         time_limit: as `sbatch --time` takes it; empty for the partition's.
         options: more options of `sbatch`, as one word each.
@@ -66,6 +68,8 @@ class SlurmJob:
     cpu: str = ""
     memory: str = ""
     backup: str = ""
+    backup_every: int = 0
+    max_restarts: int = 3
     partition: str = ""
     time_limit: str = ""
     options: tuple[str, ...] = ()
@@ -104,6 +108,8 @@ def _problems(job: SlurmJob) -> list[str]:
     limits = {
         "--workers": (job.workers, 1, MAX_TASKS),
         "--gpus": (job.gpus, 0, 64),
+        "--backup-every": (job.backup_every, 0, 10**9),
+        "--max-restarts": (job.max_restarts, 0, 10**6),
         "--grace": (job.grace_s, SHORTEST_GRACE_S, 24 * 3600),
     }
     problems = [
