@@ -7,7 +7,7 @@ CODE := src tests examples $(wildcard benchmarks)
 PYTEST_ARGUMENTS ?=
 
 # What tests/system/ needs of Debian: network namespaces, containers, a Slurm, mpirun.
-SYSTEM_PACKAGES := iproute2 util-linux mount hostname runc slurmctld slurmd slurm-client munge openmpi-bin
+SYSTEM_PACKAGES := iproute2 nftables util-linux mount hostname runc slurmctld slurmd slurm-client munge openmpi-bin
 
 .PHONY: help install test test-system lint format demo benchmark benchmark-report wheel test-keras-nightly
 

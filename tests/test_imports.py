@@ -21,7 +21,7 @@ PROJECT = tomllib.loads((pathlib.Path(__file__).parents[1] / "pyproject.toml").r
 
 # errors <- cluster <- data, backends, parameter_server <- strategies
 # recovery <- backends <- callbacks
-# errors, cluster <- recovery <- launch <- cli
+# errors, cluster <- recovery <- launch <- agent <- cli
 # A strategy that needs several processes hands over to the launcher.
 MAY_IMPORT = {
     "errors": set(),
@@ -33,7 +33,8 @@ MAY_IMPORT = {
     "recovery": {"errors", "cluster"},
     "launch": {"errors", "cluster", "recovery"},
     "strategies": {"errors", "cluster", "data", "backends", "parameter_server", "recovery", "launch"},
-    "cli": {"errors", "cluster", "recovery", "launch", "__init__"},
+    "agent": {"errors", "cluster", "recovery", "launch"},
+    "cli": {"errors", "cluster", "recovery", "launch", "agent", "__init__"},
     "__init__": {"errors", "cluster", "launch", "strategies", "callbacks"},
     "__main__": {"cli"},
 }

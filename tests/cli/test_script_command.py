@@ -32,6 +32,8 @@ WITH_VALUE = {"--replicas", "-r"}
         # After -- anything is a script, even what looks like an option.
         (["--", "-odd.py", "a"], Words((), "-odd.py", False, ("a",))),
         (["--flag", "--"], Words(("--flag",))),
+        # As pods are started: a module may stand there as well.
+        (["--", "-m", "package.train", "-v"], Words((), "package.train", True, ("-v",))),
         # And the script keeps its own --.
         (["s.py", "--", "a"], Words((), "s.py", False, ("--", "a"))),
         (["a folder/s p.py", ""], Words((), "a folder/s p.py", False, ("",))),

@@ -18,6 +18,7 @@ EXIT_BROKEN_PIPE = 1
 # The summaries stand here, so that `trireme --help` needs no command's module.
 COMMANDS = {
     "run": "Train a Keras script on several replicas.",
+    "worker": "Train on this machine as one of several that train together.",
     "render": "Print what would run a script on a cluster.",
     "status": "Show how a run on Kubernetes stands.",
     "logs": "Print what a run on Kubernetes has said, or watch it again.",

@@ -79,8 +79,8 @@ def run(ctx: click.Context, **values: Any) -> int:
     # With an unknown option it is not known which word was meant as the script.
     is_unclear = bool(unknown_options(ctx))
     words = Words(()) if is_unclear else words_of(ctx)
-    target, kind = ("", "module") if is_unclear else _target(words, problems)
-    settings = _settings(values, os.environ, problems)
+    target, kind = ("", "module") if is_unclear else target_of(words, problems)
+    settings = settings_of(values, os.environ, problems)
     return start(plan(target, words.arguments, kind=kind, found=problems, **settings))
 
 
@@ -117,7 +117,7 @@ def _run_on_cluster(ctx: click.Context, values: Mapping[str, Any]) -> int:
     )
 
 
-def _target(words: Words, problems: list[str]) -> tuple[str, str]:
+def target_of(words: Words, problems: list[str]) -> tuple[str, str]:
     """What to run, and whether it is a script or a module; what is wrong with it is added to `problems`."""
     if not words.target:
         missing = "the module after -m" if words.is_module else "the script"
@@ -137,7 +137,7 @@ def _target(words: Words, problems: list[str]) -> tuple[str, str]:
     return words.target, "script"
 
 
-def _settings(
+def settings_of(
     values: Mapping[str, str | None], environ: Mapping[str, str], problems: list[str]
 ) -> dict[str, Any]:
     """The options as `plan` takes them; what is wrong with them is added to `problems`."""
@@ -150,20 +150,20 @@ def _settings(
     if values["log_dir"] and os.path.exists(values["log_dir"]) and not os.path.isdir(values["log_dir"]):
         problems.append(f"--log-dir {values['log_dir']} is a file: expected a folder, which may be missing")
     return {
-        "replicas": _whole_number("--replicas", values["replicas"], problems),
-        "workers": _whole_number("--workers", values["workers"], problems),
+        "replicas": whole_number("--replicas", values["replicas"], problems),
+        "workers": whole_number("--workers", values["workers"], problems),
         "strategy": _strategy(values["strategy"], problems),
         "backend": values["backend"],
         "log_dir": values["log_dir"],
         "timeout_s": _seconds("--timeout", values["timeout"], problems),
         "grace_s": _seconds("--grace", values["grace"], problems),
         "backup": values["backup"] or None,
-        "backup_every": _whole_number("--backup-every", values["backup_every"], problems),
-        "max_restarts": _whole_number("--max-restarts", values["max_restarts"], problems),
+        "backup_every": whole_number("--backup-every", values["backup_every"], problems),
+        "max_restarts": whole_number("--max-restarts", values["max_restarts"], problems),
     }
 
 
-def _whole_number(option: str, text: str | None, problems: list[str]) -> int | None:
+def whole_number(option: str, text: str | None, problems: list[str]) -> int | None:
     if text is None or text.strip().lstrip("-").isdecimal():
         return None if text is None else int(text)
     problems.append(f"{option} {text!r} is no whole number: type, for example, {option} 2")

@@ -38,15 +38,23 @@ def take_apart(arguments: Sequence[str], with_value: Collection[str]) -> Words:
         word = arguments[position]
         options, rest = tuple(arguments[:position]), tuple(arguments[position + 1 :])
         if word == "--":
-            return Words(options, rest[0] if rest else None, False, rest[1:])
-        if word == "-m":
-            return Words(options, rest[0] if rest else None, True, rest[1:])
-        if word.startswith("-m"):
-            return Words(options, word[2:], True, rest)
-        if not word.startswith("-") or word == "-":
-            return Words(options, word, False, rest)
+            return _after_options(options, rest)
+        if word.startswith("-m") or not word.startswith("-") or word == "-":
+            return _after_options(options, (word, *rest))
         position += 2 if word in with_value else 1
     return Words(tuple(arguments))
+
+
+def _after_options(options: tuple[str, ...], rest: tuple[str, ...]) -> Words:
+    """The script or the module with its own arguments. A file that is called like an option is `./-m`."""
+    if not rest:
+        return Words(options)
+    word, *arguments = rest
+    if word == "-m":
+        return Words(options, arguments[0] if arguments else None, True, tuple(arguments[1:]))
+    if word.startswith("-m"):
+        return Words(options, word[2:], True, tuple(arguments))
+    return Words(options, word, False, tuple(arguments))
 
 
 class ScriptCommand(click.Command):

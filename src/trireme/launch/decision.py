@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from trireme.cluster.board import STARTING, WAITING
 from trireme.errors import EXIT_INTERRUPTED, EXIT_PEER_LOST
 from trireme.launch.failure_file import Failure
+from trireme.recovery.policy import FailedAttempt
 
 DONE, FAILED, STUCK, TIME_LIMIT, INTERRUPTED = "done", "failed", "stuck", "time limit", "interrupted"
+RECALLED = "recalled"
 
 EXIT_STUCK = 1
 _SIGABRT_CODE = 128 + 6
@@ -64,6 +66,7 @@ class Situation:
         signalled_s: when the first of them came, or None.
         is_forwarded: whether the workers have been sent the first signal.
         is_whole_run: whether all workers of the run are in view.
+        is_recalled: whether somebody who sees more has called the workers off.
     """
 
     workers: Sequence[WorkerView]
@@ -77,6 +80,7 @@ class Situation:
     signalled_s: float | None = None
     is_forwarded: bool = False
     is_whole_run: bool = True
+    is_recalled: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class Outcome:
     """The run is over; whatever still lives is to be ended.
 
     Attributes:
-        kind: `"done"`, `"failed"`, `"stuck"`, `"time limit"` or `"interrupted"`.
+        kind: `"done"`, `"failed"`, `"stuck"`, `"time limit"`, `"interrupted"` or `"recalled"`.
         exit_code: what the launcher ends with.
         workers: what was known of every worker.
         failures: the failures, the one that explains the others first.
@@ -121,6 +125,8 @@ def decide(situation: Situation) -> Wait | Forward | Outcome:
         return _when_failed(situation, living)
     if not living:
         return _over(situation, DONE, 0)
+    if situation.is_recalled:
+        return _over(situation, RECALLED, EXIT_PEER_LOST)
     culprits = stuck_workers(situation)
     if culprits:
         return _over(situation, STUCK, EXIT_STUCK, culprits=culprits)
@@ -192,13 +198,13 @@ def _when_interrupted(situation: Situation, living: Sequence[WorkerView]) -> Wai
 def _when_failed(situation: Situation, living: Sequence[WorkerView]) -> Wait | Outcome:
     failures = [worker.failure for worker in situation.workers if worker.failure]
     silent = [worker for worker in living if not worker.failure]
-    has_cause = any(_distance_from_cause(failure) == 0 for failure in failures)
+    has_cause = any(distance_from_cause(failure) == 0 for failure in failures)
     settle_s = SETTLE_S if has_cause else SETTLE_FOR_A_CAUSE_S
     failed_s = situation.now_s if situation.failed_s is None else situation.failed_s
-    if silent and situation.now_s - failed_s < settle_s:
+    if silent and not situation.is_recalled and situation.now_s - failed_s < settle_s:
         return Wait()
     ranked = rank_failures(failures)
-    culprits = () if has_cause else _silent_culprits(silent)
+    culprits = () if has_cause or situation.is_recalled else _silent_culprits(silent)
     return _over(situation, FAILED, ranked[0].exit_code or 1, failures=ranked, culprits=culprits)
 
 
@@ -210,15 +216,16 @@ def _silent_culprits(silent: Sequence[WorkerView]) -> tuple[int, ...]:
 
 def _is_own(failure: Failure | None, signum: int) -> bool:
     """Whether the worker failed of something else than the interruption."""
-    return failure is not None and failure.exit_code != 128 + signum and _distance_from_cause(failure) == 0
+    return failure is not None and failure.exit_code != 128 + signum and distance_from_cause(failure) == 0
 
 
 def _order(failure: Failure) -> tuple[int, bool, float]:
     was_killed = not failure.exception and failure.exit_code > 128
-    return _distance_from_cause(failure), not was_killed, failure.when
+    return distance_from_cause(failure), not was_killed, failure.when
 
 
-def _distance_from_cause(failure: Failure) -> int:
+def distance_from_cause(failure: Failure | FailedAttempt) -> int:
+    """How far a failure is from being what began it all; 0 when it can be that."""
     if failure.exit_code == EXIT_PEER_LOST:
         return 2
     if not failure.exception and failure.exit_code == _SIGABRT_CODE:

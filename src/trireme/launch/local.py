@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,9 +16,9 @@ from trireme.launch.decision import Outcome
 from trireme.launch.job import Job, new_id
 from trireme.launch.orphans import Orphans
 from trireme.launch.output import Console
+from trireme.launch.ports import ReservedPorts
 from trireme.launch.processes import WorkerProcess, start
 from trireme.launch.render import (
-    Port,
     Provisions,
     WorkerSpec,
     cluster_of,
@@ -32,6 +31,7 @@ from trireme.launch.render import (
 from trireme.launch.restarts import Restarts, pause
 from trireme.launch.supervisor import (
     END_GRACE_S,
+    Overseer,
     Signals,
     collect_stacks,
     end,
@@ -69,7 +69,7 @@ def run(job: Job) -> int:
     128 + N after another signal N, 65 when all restarts are used up. What went wrong is written to standard
     error.
     """
-    _open_standard_descriptors()
+    open_standard_descriptors()
     log_dir = make_log_dir(job)
     if job.num_workers > 1:
         _say(report.started(job.num_workers, log_dir))
@@ -84,7 +84,8 @@ def _run_until_over(job: Job, log_dir: str, signals: Signals, orphans: Orphans) 
     ended_s: float | None = None
     while True:
         tell = None if ended_s is None else _first_step_teller(ended_s)
-        done = execute(job, log_dir, Console.of_descriptors(), signals, orphans, tell)
+        overseer = Overseer(on_first_step=tell)
+        done = execute(job, log_dir, Console.of_descriptors(), signals, orphans, overseer)
         ended_s = time.monotonic()
         if done.report:
             _say(("\n" if done.is_line_open else "") + done.report + report.logs_are_in(log_dir))
@@ -98,7 +99,7 @@ def _run_until_over(job: Job, log_dir: str, signals: Signals, orphans: Orphans) 
         if not pause(decision.after_s, signals):
             return 128 + signals.received[0]
         job = replace(job, generation=job.generation + 1, launch_id=new_id())
-        _forget_failures(job, log_dir)
+        forget_failures(job, log_dir)
 
 
 def _first_step_teller(ended_s: float) -> Callable[[], None]:
@@ -111,7 +112,8 @@ def execute(
     console: Console | None,
     signals: Signals | None = None,
     orphans: Orphans | None = None,
-    on_first_step: Callable[[], None] | None = None,
+    overseer: Overseer | None = None,
+    ports: ReservedPorts | None = None,
 ) -> Run:
     """Starts a job's workers, watches them, ends what is left of them. Nothing of the run lives afterwards.
 
@@ -121,9 +123,10 @@ def execute(
         console: where the first worker's output goes besides its log; None: nowhere.
         signals: those that this process receives for the workers.
         orphans: those of the run that this process adopts.
-        on_first_step: called when every worker has begun a step.
+        overseer: who sees the workers meanwhile, and may call them off.
+        ports: kept for the workers by the caller; closed when they have them.
     """
-    signals, orphans = signals or Signals(), orphans or Orphans()
+    signals, orphans, overseer = signals or Signals(), orphans or Orphans(), overseer or Overseer()
     mark = launcher_mark(job, os.getpid())
     num_workers = job.num_workers if job.cluster is None else job.cluster.num_workers
     workers: list[WorkerProcess] = []
@@ -134,15 +137,15 @@ def execute(
         orphans.exclude(stack.enter_context(_guarded(mark, job.environ)))
         fds = stack.enter_context(_inherited(job, board))
         try:
-            with _reserved_ports(job.num_workers if job.cluster is None else 1) as ports:
-                provisions = Provisions(log_dir, os.getpid(), fds, ports)
+            with ports or _own_ports(job) as kept:
+                provisions = Provisions(log_dir, os.getpid(), fds, kept)
                 for spec in render(job, provisions):
                     workers.append(_start(spec, job, provisions, console))
                     orphans.exclude(workers[-1].pid)
             _connect(signals, workers)
-            outcome = supervise(job, workers, board, signals, orphans, on_first_step)
+            outcome = supervise(job, workers, board, signals, orphans, overseer)
             grace_s = end_grace_s(outcome)
-            if needs_stacks(outcome):
+            if needs_stacks(outcome) or overseer.wants_stacks:
                 stacks = collect_stacks(workers, [stacks_file(log_dir, worker.rank) for worker in workers])
         finally:
             end(workers, mark, orphans, grace_s)
@@ -165,11 +168,12 @@ def make_log_dir(job: Job) -> str:
     for rank in job.ranks:
         with suppress(FileNotFoundError):
             os.remove(log_file(log_dir, rank))
-    _forget_failures(job, log_dir)
+    forget_failures(job, log_dir)
     return log_dir
 
 
-def _forget_failures(job: Job, log_dir: str) -> None:
+def forget_failures(job: Job, log_dir: str) -> None:
+    """Removes what the workers of an earlier start have left of their failures."""
     for rank in job.ranks:
         for path in (failure_file(log_dir, rank), stacks_file(log_dir, rank)):
             with suppress(FileNotFoundError):
@@ -223,19 +227,9 @@ def _inherited(job: Job, board: Board) -> Iterator[dict[str, int]]:
                 os.close(fd)
 
 
-@contextmanager
-def _reserved_ports(num_workers: int) -> Iterator[list[Port]]:
-    """A port for each of several workers, which nobody else gets while a worker holds its socket.
-
-    To be left when the workers have inherited the sockets: one that has begun to use its port must be the
-    last to hold it.
-    """
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(num_workers if num_workers > 1 else 0)]
-        for reserved in sockets:
-            # On all addresses, as the runtimes will: free on one says nothing about the others.
-            reserved.bind(("", 0))
-        yield [Port(reserved.getsockname()[1], reserved.fileno()) for reserved in sockets]
+def _own_ports(job: Job) -> ReservedPorts:
+    """A port for each of several workers, where nobody else has told them theirs."""
+    return ReservedPorts(job.num_workers if job.cluster is None and job.num_workers > 1 else 0)
 
 
 @contextmanager
@@ -275,7 +269,7 @@ def _tail(path: str) -> str:
         return ""
 
 
-def _open_standard_descriptors() -> None:
+def open_standard_descriptors() -> None:
     """Opens those that are closed: their numbers would go to our own files, and those to the workers' output."""
     for fd in (0, 1, 2):
         try:

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 
 from trireme.cluster.board import Board
 from trireme.launch import guardian, linux
@@ -33,26 +34,45 @@ _TIDY_UP_S = 1.0
 _LOOK_AGAIN_S = 0.02
 
 
+@dataclass
+class Overseer:
+    """Somebody above the launcher, perhaps in another thread, who sees the workers and may call them off.
+
+    Attributes:
+        on_first_step: called once, when every worker has begun a step.
+        views: what is known of every worker.
+        is_recalled: set it to end the workers; a failure that is seen by then is told nevertheless.
+        wants_stacks: whether their stacks are to be told when they end.
+    """
+
+    on_first_step: Callable[[], None] | None = None
+    views: tuple[WorkerView, ...] = ()
+    is_recalled: bool = False
+    wants_stacks: bool = False
+
+    def show(self, views: tuple[WorkerView, ...]) -> None:
+        """Takes a newer view."""
+        self.views = views
+        if self.on_first_step is not None and all(view.step is not None for view in views):
+            self.on_first_step()
+            self.on_first_step = None
+
+
 def supervise(
     job: Job,
     workers: Sequence[WorkerProcess],
     board: Board,
     signals: Signals,
     orphans: Orphans,
-    on_first_step: Callable[[], None] | None = None,
+    overseer: Overseer,
 ) -> Outcome:
-    """Watches until the run is over. The workers may still live then: see `end`.
-
-    `on_first_step` is called once, when every worker has begun a step.
-    """
+    """Watches until the run is over. The workers may still live then: see `end`."""
     started_s, failed_s, is_forwarded = time.monotonic(), None, False
     with _wake_up_at_ends(workers) as wait:
         while True:
             views = look(workers, board)
             now_s = time.monotonic()
-            if on_first_step is not None and all(view.step is not None for view in views):
-                on_first_step()
-                on_first_step = None
+            overseer.show(views)
             if failed_s is None and any(view.failure for view in views):
                 failed_s = now_s
             decision = decide(
@@ -68,6 +88,7 @@ def supervise(
                     signalled_s=signals.first_s,
                     is_forwarded=is_forwarded,
                     is_whole_run=job.is_whole_run,
+                    is_recalled=overseer.is_recalled,
                 )
             )
             if isinstance(decision, Outcome):

@@ -16,6 +16,8 @@ RELAUNCHED = "TRIREME_RELAUNCHED"
 BACKUP = "TRIREME_BACKUP"
 BACKUP_EVERY = "TRIREME_BACKUP_EVERY"
 GENERATION = "TRIREME_GENERATION"
+# The secret of a run's agents, which is none of the workers' business.
+TOKEN = "TRIREME_TOKEN"
 # What goes wrong in a test of what a run survives.
 FAULTS = "TRIREME_FAULTS"
 
@@ -33,4 +35,5 @@ OF_ONE_WORKER = (
     BACKUP_EVERY,
     GENERATION,
     LAUNCHER,
+    TOKEN,
 )
