@@ -9,6 +9,7 @@ from trireme.launch.decision import (
     DONE,
     FAILED,
     INTERRUPTED,
+    RECALLED,
     SETTLE_FOR_A_CAUSE_S,
     SETTLE_S,
     STUCK,
@@ -161,6 +162,29 @@ def test_a_time_limit_names_who_still_runs():
     outcome = decide(situation(worker(0), ended(1), time_limit_s=NOW - 1))
     assert (outcome.kind, outcome.culprits) == (TIME_LIMIT, (0,))
     assert outcome.exit_code != 0
+
+
+@pytest.mark.parametrize(
+    ("workers", "kind", "exit_code"),
+    [
+        ([worker(0), worker(1)], RECALLED, 75),
+        ([worker(0), ended(1)], RECALLED, 75),
+        # They ended well before that was known.
+        ([ended(0), ended(1)], DONE, 0),
+        # A failure that is seen by then is told, and nobody waits for another one.
+        ([worker(0), ended(1, 1, failure(1, 3))], FAILED, 3),
+        ([worker(0), ended(1, 75, failure(1, 75))], FAILED, 75),
+    ],
+)
+def test_workers_that_are_called_off_end_at_once(workers, kind, exit_code):
+    recalled = decide(situation(*workers, failed_s=NOW, is_recalled=True))
+    assert (recalled.kind, recalled.exit_code, recalled.culprits) == (kind, exit_code, ())
+
+
+def test_who_is_called_off_and_interrupted_still_has_time_to_save():
+    given = {"signals": [signal.SIGTERM], "signalled_s": NOW, "is_recalled": True}
+    assert decide(situation(worker(0), **given)) == Forward(signal.SIGTERM)
+    assert decide(situation(worker(0), is_forwarded=True, **given)) == Wait()
 
 
 def test_a_signal_is_forwarded_once_and_given_time():

@@ -117,13 +117,11 @@ def _run_on_cluster(ctx: click.Context, values: Mapping[str, Any]) -> int:
     )
 
 
-def target_of(words: Words, problems: list[str]) -> tuple[str, str]:
+def target_of(words: Words, problems: list[str], command: str = "trireme run") -> tuple[str, str]:
     """What to run, and whether it is a script or a module; what is wrong with it is added to `problems`."""
     if not words.target:
         missing = "the module after -m" if words.is_module else "the script"
-        problems.append(
-            f"{missing} is missing: type `trireme run train.py` or `trireme run -m package.train`"
-        )
+        problems.append(f"{missing} is missing: type `{command} train.py` or `{command} -m package.train`")
         return "", "module"
     if words.is_module:
         top = words.target.partition(".")[0]

@@ -56,7 +56,7 @@ def worker(ctx: click.Context, **values: str | None) -> int:
 
     problems = unknown_options(ctx)
     words = Words(()) if problems else words_of(ctx)
-    target, kind = ("", "module") if problems else target_of(words, problems)
+    target, kind = ("", "module") if problems else target_of(words, problems, "trireme worker")
     settings = settings_of(with_environment(values, os.environ), os.environ, problems)
     machines, machine = (
         whole_number(f"--{name}", values[name], problems) for name in ("machines", "machine")
