@@ -313,6 +313,21 @@ def test_a_worker_that_keeps_another_machine_waiting_is_named_and_the_run_starts
     assert simulation.generations() == [1, 1]
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_lost_agent_costs_no_waiting_when_the_generation_got_further_than_those_before(index):
+    simulation = running(max_restarts=10)
+    for generation in range(4):
+        simulation.agents[1 - index].states = (WorkerState(1 - index, 10 * generation, RUNNING, 0.0),)
+        simulation.run(0.3)
+        simulation.kill(index)
+        simulation.start(index)
+        simulation.run(
+            4.0, until=lambda generation=generation: simulation.generations() == [generation + 1] * 2
+        )
+    assert simulation.generations() == [4, 4]
+    assert simulation.text_of(1 - index).count("starting again now") == 4
+
+
 def test_backoff_grows_while_nothing_is_gained():
     simulation = running(max_restarts=3)
     waited = []

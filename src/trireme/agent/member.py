@@ -72,6 +72,7 @@ class Member:
         self._ending: Ending | None = None
         self._untold = ""
         self._states: tuple[WorkerState, ...] = ()
+        self._has_told_step = False
         self._exit_code: int | None = None
         self._is_over = False
         # Of the link.
@@ -139,6 +140,7 @@ class Member:
             case Start(record, workers, first_rank):
                 self.record, self._is_meeting = record, False
                 self._ending, self._states, self._wants_stacks = None, (), False
+                self._has_told_step = False
                 self.workers = RUNNING
                 return [StartWorkers(record.generation, record.seed or 0, workers, first_rank)]
             case News(text, author, report, wants_stacks):
@@ -191,8 +193,10 @@ class Member:
         silent_s = now_s - self._heard_s
         if silent_s > self.rules.rendezvous_silence_s:
             return [Disconnect(), *self._on_lost(f"it was silent for {silent_s:.1f} s", now_s)]
-        if self.link == SEATED and now_s - self._beat_s >= self.rules.heartbeat_s:
-            self._beat_s = now_s
+        # The first step is told at once: whether a generation gained anything decides how soon the next may start.
+        is_first_step = not self._has_told_step and any(worker.step is not None for worker in workers)
+        if self.link == SEATED and (is_first_step or now_s - self._beat_s >= self.rules.heartbeat_s):
+            self._beat_s, self._has_told_step = now_s, self._has_told_step or is_first_step
             return [Send(Beat(workers))]
         return []
 

@@ -147,7 +147,7 @@ class Rendezvous:
         instructions: Instructions = [Drop(seat.connection)]
         text = words.left(seat.index, seat.joined.place, exit_code)
         if self.phase in (RUNNING, FAILING) and seat.index not in self._attempt.done:
-            attempt = FailedAttempt(seat.ranks.start, exit_code, seat.step)
+            attempt = FailedAttempt(seat.ranks.start, exit_code, self._last_step(seat))
             self._note(Ending(attempt, text), None, now_s)
             # Without delay: if this is the chief's agent, the others have to know before it is gone.
             return instructions + self._conclude(now_s)
@@ -157,8 +157,14 @@ class Rendezvous:
         self._seats.leave(seat, reason)
         if self.phase in (RUNNING, FAILING) and not seat.has_ended:
             text = words.lost(seat.index, seat.joined.place, reason)
-            self._note(Ending(FailedAttempt(seat.ranks.start, None, seat.step), text), None, now_s)
+            attempt = FailedAttempt(seat.ranks.start, None, self._last_step(seat))
+            self._note(Ending(attempt, text), None, now_s)
         return self._conclude_if_settled(now_s)
+
+    def _last_step(self, seat: Seat) -> int | None:
+        """How far the workers had come when an agent left: they all take the same steps."""
+        steps = [one.step for one in (*self._seats, seat) if one.step is not None]
+        return max(steps, default=None)
 
     def _note(self, ending: Ending, author: int | None, now_s: float) -> None:
         if not self._attempt.endings:
