@@ -73,7 +73,7 @@ class Agents:
         """Starts agents, after those of the same index that have ended."""
         for index in indices or range(self.options["machines"]):
             host = self.hosts[index] if self.hosts else ()
-            options = {"log_dir": str(self.folder / f"logs-{index}"), **self.options, "machine": index}
+            options = {"log_dir": str(self.folder / "logs"), **self.options, "machine": index}
             with open(self._log(index), "ab") as log:
                 process = subprocess.Popen(
                     [*host, *prefix, *command(self.script, **options)],

@@ -163,6 +163,10 @@ def test_a_second_process_of_an_agent_waits_for_its_seat_and_says_so(agents, scr
     run.wait_for_generation(1)
     run.let("go-1")
     assert run.wait() == [0, 0]
+    # Both write to one folder, and what the lost one has written is still there.
+    for rank in range(2):
+        log = (run.folder / "logs" / f"worker-{rank}.log").read_text()
+        assert log.count(f"trireme: Cluster(worker {rank} of 2") == 2
 
 
 def test_a_taken_port_is_told(agents, script):

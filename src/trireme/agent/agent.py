@@ -61,6 +61,7 @@ class Agent:
         self._signals, self._orphans = Signals(), Orphans()
         self._ended_s: float | None = None
         self._is_leaving = False
+        self._log_dir = ""
         now_s = time.monotonic()
         transport = Transport(settings.key)
         address, rendezvous = (settings.host, settings.port), None
@@ -77,11 +78,10 @@ class Agent:
             tell=teller.tell,
             tells_progress=settings.is_pod,
         )
-        self._log_dir = make_log_dir(job)
 
     def run(self) -> int:
         """Starts workers until the loop says that it is over."""
-        self._teller.tell(words.begins(self._settings.identity, self._settings.rules, self._log_dir))
+        self._teller.tell(words.begins(self._settings.identity, self._settings.rules))
         with self._signals.taken_over(), self._orphans.adopted():
             self._loop.start()
             while isinstance(order := self._next_order(), Work):
@@ -113,8 +113,12 @@ class Agent:
             generation=work.start.generation,
             launch_id=new_id(),
         )
-        forget_failures(job, self._log_dir)
-        self._teller.tell(words.starts(job.generation, job.ranks, len(work.start.workers)))
+        if self._log_dir:
+            forget_failures(job, self._log_dir)
+        else:
+            # Which workers' output it will hold is known only now. Other machines may write to the same folder.
+            self._log_dir = make_log_dir(job)
+        self._teller.tell(words.starts(job.generation, job.ranks, len(work.start.workers), self._log_dir))
         if self._ended_s is not None:
             work.overseer.on_first_step = self._first_step_teller(self._ended_s)
         console = Console.of_descriptors()

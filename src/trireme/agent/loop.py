@@ -111,10 +111,6 @@ class Loop:
     def start(self) -> None:
         self._thread.start()
 
-    def join(self) -> None:
-        """Waits until everybody knows how the run ended, as far as that takes no longer than it is worth."""
-        self._thread.join()
-
     def put(self, event: MemberEvent) -> None:
         """Says what happened in the main thread."""
         self._inbox.append(event)

@@ -93,15 +93,15 @@ def no_rendezvous(timeout_s: float, rendezvous: str, reason: str) -> str:
     )
 
 
-def begins(identity: Identity, rules: Rules, log_dir: str) -> str:
+def begins(identity: Identity, rules: Rules) -> str:
     """An agent's first line."""
     return (
         f"{NAME}{agent(identity.index, identity.place)} of {rules.num_agents}, run {rules.run_id}, rendezvous at "
-        f"{identity.rendezvous}, output in {log_dir}\n"
+        f"{identity.rendezvous}\n"
     )
 
 
-def starts(generation: int, ranks: range, num_workers: int) -> str:
+def starts(generation: int, ranks: range, num_workers: int, log_dir: str) -> str:
     """That the workers of this agent start."""
     here = f"worker {ranks.start}" if len(ranks) == 1 else f"workers {ranks.start} to {ranks.stop - 1}"
-    return f"{NAME}generation {generation}: {here} of {num_workers} started here\n"
+    return f"{NAME}generation {generation}: {here} of {num_workers} started here, output in {log_dir}\n"

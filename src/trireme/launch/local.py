@@ -160,12 +160,15 @@ def execute(
 
 
 def make_log_dir(job: Job) -> str:
-    """The folder for the workers' output, made if necessary, without what an earlier run left in it."""
+    """The folder for the workers' output, made if necessary, without what an earlier run left in it.
+
+    What earlier generations of the same run have written there stays.
+    """
     if job.log_dir is None:
         return tempfile.mkdtemp(prefix="trireme-")
     log_dir = os.path.abspath(job.log_dir)
     os.makedirs(log_dir, exist_ok=True)
-    for rank in job.ranks:
+    for rank in job.ranks if job.generation == 0 else ():
         with suppress(FileNotFoundError):
             os.remove(log_file(log_dir, rank))
     forget_failures(job, log_dir)
