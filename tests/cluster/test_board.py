@@ -37,6 +37,14 @@ def test_a_post_changes_one_line_and_only_what_it_names(board):
     assert (first.pid, third.pid) == (0, 0)
 
 
+def test_the_rows_of_a_step_stay_while_steps_are_posted(board):
+    board.post_rows_per_step(1, 64)
+    board.post(1, step=8)
+    assert [entry.rows_per_step for entry in board.read()] == [None, 64, None]
+    board.post_rows_per_step(1, None)
+    assert board.read()[1].rows_per_step is None
+
+
 def test_the_time_is_that_of_the_change(board):
     before = time.monotonic()
     board.post(2, state=WAITING)

@@ -1,6 +1,6 @@
 import pytest
 
-from trireme.launch.progress_line import Progress, ScriptOutput, parse
+from trireme.launch.progress_line import Pace, Progress, ScriptOutput, parse
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,15 @@ def test_what_is_left_is_what_the_script_wrote(written, read):
 
 def test_an_ordinary_line_is_passed_on_at_once():
     assert ScriptOutput().feed(b"loss: 0.5\n") == b"loss: 0.5\n"
+
+
+def test_the_pace_is_that_of_the_rows_since_the_last_time():
+    pace = Pace()
+    assert pace.measure(None, 64, 0.0) is None
+    assert pace.measure(10, 64, 5.0) is None
+    assert pace.measure(20, 64, 10.0) == 128.0
+    assert pace.measure(20, 64, 15.0) == 0.0
+    # Started again, from an earlier step.
+    assert pace.measure(5, 64, 20.0) is None
+    assert pace.measure(6, None, 25.0) is None
+    assert pace.measure(7, 32, 26.0) == 32.0

@@ -42,7 +42,8 @@ from trireme.agent.messages import WorkerState
 from trireme.agent.ports import Ports
 from trireme.agent.rendezvous import Rendezvous
 from trireme.agent.transport import Arrived, Ended, Happening, Opened, Transport
-from trireme.launch.progress_line import Progress
+from trireme.launch.decision import WorkerView
+from trireme.launch.progress_line import Pace, Progress
 from trireme.launch.supervisor import Overseer
 
 _POLL_S = 0.1
@@ -106,6 +107,7 @@ class Loop:
         self._exit_code: int | None = None
         self._gone_s = 0.0
         self._progress_s = 0.0
+        self._pace = Pace()
         self._thread = threading.Thread(target=self._run, name="trireme-agent", daemon=True)
 
     def start(self) -> None:
@@ -141,10 +143,9 @@ class Loop:
             self._on_happening(happening)
         while self._inbox:
             self._tell_member(self._inbox.popleft())
-        states = self._states()
-        self._tell_member(Tick(states))
-        if self.tells_progress and states:
-            self._tell_progress(states)
+        self._tell_member(Tick(self._states()))
+        if self.tells_progress:
+            self._tell_progress()
         if self.rendezvous is not None:
             self._perform_all(self.rendezvous.handle(Tick(), self.clock()))
 
@@ -201,10 +202,19 @@ class Loop:
                 self._exit_code, self._gone_s = exit_code, self.clock()
                 self._close_ports()
 
-    def _tell_progress(self, states: tuple[WorkerState, ...]) -> None:
-        if self.clock() - self._progress_s >= _PROGRESS_EVERY_S:
-            self._progress_s = self.clock()
-            self.tell(Progress(self.member.record.generation, states[0].step).to_line().decode())
+    def _tell_progress(self) -> None:
+        """Tells every few seconds how far the first worker is."""
+        now_s = self.clock()
+        first = next((view for view in self._views() if view.is_alive), None)
+        if first is None or now_s - self._progress_s < _PROGRESS_EVERY_S:
+            return
+        self._progress_s = now_s
+        rows_per_s = self._pace.measure(first.step, first.rows_per_step, now_s)
+        progress = Progress(self.member.record.generation, first.step, rows_per_s)
+        self.tell(progress.to_line().decode())
+
+    def _views(self) -> tuple[WorkerView, ...]:
+        return self._overseer.views if self._overseer is not None else ()
 
     def _close_ports(self) -> None:
         if self._ports is not None:
@@ -213,10 +223,9 @@ class Loop:
 
     def _states(self) -> tuple[WorkerState, ...]:
         """Where this agent's workers are, if it has any."""
-        views = self._overseer.views if self._overseer is not None else ()
         now_s = self.clock()
         return tuple(
             WorkerState(view.rank, view.step, view.state, max(0.0, now_s - view.since_s))
-            for view in views
+            for view in self._views()
             if view.is_alive
         )

@@ -88,6 +88,11 @@ class Backend(abc.ABC):
         finally:
             self.report_waiting(False)
 
+    def begin_fit(self, rows_per_step):
+        """Tells the launcher how many rows a step of `fit` has over all replicas; None where that is not known."""
+        if self.board is not None:
+            self.board.post_rows_per_step(self.cluster.rank, rows_per_step)
+
     def begin_step(self, model, step):
         """Tells the launcher that `fit` is about to take step `step` of the run, counted from 0."""
         if self.board is not None:

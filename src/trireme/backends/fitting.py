@@ -98,6 +98,7 @@ class Fit:
         """Takes the training data's iterator, the first that is made within `fit`."""
         self.epoch_iterator = epoch_iterator
         self.position = DataPosition(epoch_iterator)
+        self.backend.begin_fit(epoch_iterator.data_adapter.batch_size)
         enumerate_steps = epoch_iterator._enumerate_iterator
         epoch_iterator._enumerate_iterator = lambda: self._steps(enumerate_steps)
 

@@ -22,7 +22,7 @@ _HEADER_CELLS = 8
 # A cache line for each worker: posting never slows a neighbour down.
 _CELLS_PER_WORKER = 8
 _CELL_BYTES = 8
-_PID, _STEP, _STATE, _SINCE_NS = range(4)
+_PID, _STEP, _STATE, _SINCE_NS, _ROWS = range(5)
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Entry:
         step: the last step it began, or None when it has not begun one.
         state: `"starting"`, `"running"` or `"waiting"`; waiting means inside a collective, for its peers.
         since_s: the time of the last change, on `time.monotonic()`'s clock.
+        rows_per_step: the rows of one step over all replicas, or None where that is not known.
     """
 
     rank: int
@@ -42,6 +43,7 @@ class Entry:
     step: int | None
     state: str
     since_s: float
+    rows_per_step: int | None = None
 
 
 class Board:
@@ -104,6 +106,10 @@ class Board:
         state_cell = self._cells[line + _STATE] if state is None else STATES.index(state)
         self._write(rank, os.getpid(), step_cell, state_cell)
 
+    def post_rows_per_step(self, rank: int, rows: int | None) -> None:
+        """Says how many rows a step of `rank` has over all replicas; None where that is not known."""
+        self._cells[_HEADER_CELLS + rank * _CELLS_PER_WORKER + _ROWS] = rows or 0
+
     def read(self) -> list[Entry]:
         """What every worker posted last, in rank order."""
         return [self._entry(rank) for rank in range(self.num_workers)]
@@ -124,5 +130,5 @@ class Board:
 
     def _entry(self, rank: int) -> Entry:
         line = _HEADER_CELLS + rank * _CELLS_PER_WORKER
-        pid, step, state, since_ns = self._cells[line : line + _SINCE_NS + 1]
-        return Entry(rank, pid, step if step >= 0 else None, STATES[state], since_ns / 1e9)
+        pid, step, state, since_ns, rows = self._cells[line : line + _ROWS + 1]
+        return Entry(rank, pid, step if step >= 0 else None, STATES[state], since_ns / 1e9, rows or None)

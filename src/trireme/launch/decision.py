@@ -34,6 +34,7 @@ class WorkerView:
         step: the last step it began, or None.
         state: its last word on the progress board.
         since_s: since when it is in that state and step, on the clock of `Situation.now_s` like all times.
+        rows_per_step: the rows of one step over all replicas, or None where that is not known.
     """
 
     rank: int
@@ -44,6 +45,7 @@ class WorkerView:
     step: int | None = None
     state: str = STARTING
     since_s: float = 0.0
+    rows_per_step: int | None = None
 
     @property
     def is_alive(self) -> bool:

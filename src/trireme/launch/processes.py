@@ -51,6 +51,7 @@ class WorkerProcess:
             step=entry.step,
             state=entry.state,
             since_s=entry.since_s,
+            rows_per_step=entry.rows_per_step,
         )
 
     def look_for_end(self) -> int | None:

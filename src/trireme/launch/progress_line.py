@@ -37,6 +37,20 @@ class Progress:
         return f"\ntrireme: progress generation={self.generation} step={step} rows_per_s={rows}\n".encode()
 
 
+class Pace:
+    """How fast a worker trains, from the steps it has begun at two moments."""
+
+    def __init__(self) -> None:
+        self._before: tuple[int, float] | None = None
+
+    def measure(self, step: int | None, rows_per_step: int | None, now_s: float) -> float | None:
+        """The rows per second since the last call; None where that is not known, as after a restart."""
+        before, self._before = self._before, None if step is None else (step, now_s)
+        if step is None or rows_per_step is None or before is None or step < before[0] or now_s <= before[1]:
+            return None
+        return (step - before[0]) * rows_per_step / (now_s - before[1])
+
+
 def parse(line: bytes) -> Progress | None:
     """The progress in one line of a log, or None for the script's own lines."""
     match = _LINE.fullmatch(line.rstrip(b"\r\n"))
