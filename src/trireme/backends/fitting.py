@@ -98,7 +98,7 @@ class Fit:
         """Takes the training data's iterator, the first that is made within `fit`."""
         self.epoch_iterator = epoch_iterator
         self.position = DataPosition(epoch_iterator)
-        self.backend.begin_fit(epoch_iterator.data_adapter.batch_size)
+        self.backend.begin_fit(_rows_per_step(epoch_iterator.data_adapter))
         enumerate_steps = epoch_iterator._enumerate_iterator
         epoch_iterator._enumerate_iterator = lambda: self._steps(enumerate_steps)
 
@@ -154,6 +154,14 @@ class Fit:
                 f"BackupAndRestore is not among the callbacks of worker {', '.join(map(str, without))}, but others "
                 "have it. Give it to every worker: they save and stop together, and the chief alone writes."
             )
+
+
+def _rows_per_step(adapter):
+    """Returns the rows of the global batch, or None where the input does not tell."""
+    # A dataset of unknown shapes, or an adapter of somebody else's, may have no answer; people only look at it.
+    with contextlib.suppress(NotImplementedError, IndexError, ValueError):
+        return adapter.batch_size
+    return None
 
 
 class _Ends(keras.callbacks.Callback):
