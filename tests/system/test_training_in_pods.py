@@ -44,6 +44,7 @@ def newest_pod(at: Machine, index: int) -> str:
     return max(pods, key=lambda pod: int(pod["metadata"]["resourceVersion"]))["metadata"]["name"]
 
 
+@pytest.mark.timeout(500)  # two starts of a framework, one after the other, in each of two pods
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_a_pod_that_is_killed_in_the_middle_costs_nothing(tmp_path, backend):
     with machine(tmp_path) as at, undisturbed(tmp_path / "alone", backend) as alone:
@@ -85,7 +86,7 @@ def test_a_pod_that_is_killed_in_the_middle_costs_nothing(tmp_path, backend):
             everything
         )
         assert newest_pod(at, 1) != victim
-        assert alone.wait(120) == 0
+        assert alone.wait(240) == 0
         ours, theirs = weights_in(at.claim / "model"), weights_in(tmp_path / "alone")
         assert ours.keys() == theirs.keys()
         for name in theirs:
