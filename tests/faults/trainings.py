@@ -291,14 +291,19 @@ def of_one_worker(interruptions_of, folder):
     return found
 
 
-def of_two_workers(interruptions_of, folder, seed):
+def undisturbed_survivor(seed):
+    """What the script of the survival tests ends with when nothing happens to it."""
     import keras
 
     import trireme
 
     keras.utils.set_random_seed(seed)
     with trireme.MirroredStrategy().scope():
-        found = {"survivor": survivor.train()}
+        return survivor.train()
+
+
+def of_two_workers(interruptions_of, folder, seed):
+    found = {"survivor": undisturbed_survivor(seed)}
     found["more workers"] = train_without_chance(f"{folder}/by-one")
     train_without_chance(f"{folder}/by-two", interrupt_after=6)
     found["resumed"] = undisturbed_and_resumed(interruptions_of)

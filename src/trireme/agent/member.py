@@ -181,7 +181,8 @@ class Member:
             self._apart_s = now_s
         self.link, self._why_apart = APART, reason
         self._is_meeting = False
-        self._next_try_s = now_s + self._delay_s
+        # Not all agents at one moment.
+        self._next_try_s = now_s + self._delay_s * (1 + self.identity.index / self.rules.num_agents)
         self._delay_s = min(max(_FIRST_DELAY_S, 2 * self._delay_s), _LONGEST_DELAY_S)
         return self._tell_what_is_untold()
 
