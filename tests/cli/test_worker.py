@@ -8,6 +8,7 @@ from trireme.agent import agent
 from trireme.cli.main import execute
 from trireme.cli.run import run
 from trireme.cli.worker import SHARED, worker
+from trireme.launch import local
 
 POD = {
     "TRIREME_CLUSTER": json.dumps(
@@ -58,6 +59,18 @@ def test_a_module_in_a_pod(started, monkeypatch):
         "json.tool",
         ("-v",),
     )
+
+
+def test_a_worker_of_parameter_servers_goes_its_own_pace(started, monkeypatch):
+    jobs = []
+    monkeypatch.setattr(local, "run", lambda job: jobs.append(job) or 9)
+    servers = {"server": {"replicas": 2, "host": "train-server-{index}.train", "port": 2222}}
+    cluster = json.dumps(json.loads(POD["TRIREME_CLUSTER"]) | servers)
+    for name, value in {**POD, "TRIREME_CLUSTER": cluster}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("TRIREME_BACKUP")
+    assert execute(["worker", "--", "train.py"]) == 9
+    assert (len(jobs[0].cluster.servers), list(jobs[0].ranks), started) == (2, [1], [])
 
 
 def test_what_is_typed_comes_before_the_environment(started, monkeypatch, tmp_path):

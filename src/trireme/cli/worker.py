@@ -62,6 +62,11 @@ def worker(ctx: click.Context, **values: str | None) -> int:
         whole_number(f"--{name}", values[name], problems) for name in ("machines", "machine")
     )
     job = plan(target, words.arguments, kind=kind, found=problems, **settings)
+    if job.cluster is not None and job.cluster.servers:
+        from trireme.launch.local import run as run_alone
+
+        # With parameter servers every worker goes its own pace: whoever is lost is replaced alone.
+        return run_alone(job)
     agent = agent_settings_of(
         job, os.environ, rendezvous=values["rendezvous"], machines=machines, machine=machine
     )
