@@ -19,7 +19,7 @@ import trireme
 SOURCE = pathlib.Path(trireme.__file__).parent
 PROJECT = tomllib.loads((pathlib.Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 
-# errors <- cluster <- data, backends, parameter_server <- strategies
+# errors <- cluster <- data, parameter_server <- backends <- strategies
 # recovery <- backends <- callbacks
 # errors, cluster <- recovery <- launch <- agent <- cli
 # A strategy that needs several processes hands over to the launcher.
@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "errors": set(),
     "cluster": {"errors"},
     "data": {"errors", "cluster"},
-    "backends": {"errors", "cluster", "data", "recovery"},
+    "backends": {"errors", "cluster", "data", "parameter_server", "recovery"},
     "callbacks": {"backends"},
     "parameter_server": {"errors", "cluster"},
     "recovery": {"errors", "cluster"},
@@ -35,11 +35,16 @@ MAY_IMPORT = {
     "strategies": {"errors", "cluster", "data", "backends", "parameter_server", "recovery", "launch"},
     "agent": {"errors", "cluster", "recovery", "launch"},
     "cli": {"errors", "cluster", "recovery", "launch", "agent", "__init__"},
-    "__init__": {"errors", "cluster", "launch", "strategies", "callbacks"},
+    "__init__": {"errors", "cluster", "launch", "parameter_server", "strategies", "callbacks"},
     "__main__": {"cli"},
 }
-# The first module of a worker process starts the backend, so it imports one: inside functions.
-MAY_IMPORT_LAZILY = {"launch.bootstrap": {"backends", "strategies", "parameter_server", "testing"}}
+# The first module of a worker process starts the backend, so it imports one: inside functions. That of a server is
+# Keras' too, and only a launcher of servers makes keys.
+MAY_IMPORT_LAZILY = {
+    "launch.bootstrap": {"backends", "strategies", "parameter_server", "testing"},
+    "launch.server_process": {"backends", "parameter_server"},
+    "launch.servers": {"parameter_server"},
+}
 
 FRAMEWORKS = {"keras", "tensorflow", "jax", "torch"}
 WITHOUT_FRAMEWORKS = MAY_IMPORT.keys() - {"data", "backends", "strategies"}

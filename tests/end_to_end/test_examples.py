@@ -41,3 +41,16 @@ def test_demo_compares_two_replicas_with_one_device(backend):
     # make of one bit is bounded by the learning rate, 3e-3.
     difference = float(re.search(r"difference between the two sets of weights: (\S+)", output)[1])
     assert difference < 1e-3
+
+
+def test_the_recommender_learns_asynchronously_what_one_device_learns(tmp_path):
+    script, path = str(EXAMPLES / "recommender.py"), tmp_path / "history.json"
+    losses = {}
+    for name, command in {
+        "one device": [sys.executable, script, "--strategy", "one_device"],
+        "servers": [*TRIREME, "run", "--workers", "2", "--servers", "1", script, "--by-rows"],
+    }.items():
+        run([*command, "--epochs", "4", "--save", str(path)], "tensorflow")
+        losses[name] = json.loads(path.read_text())["val_loss"]
+    assert losses["one device"][-1] < 0.8 * losses["one device"][0]
+    assert losses["servers"][-1] < 1.03 * losses["one device"][-1]

@@ -100,8 +100,8 @@ def test_every_run_has_a_seed_of_its_own():
     assert len({planned().seed for _ in range(5)}) == 5
 
 
-def tf_config(index: int, task_type: str = "worker") -> dict[str, str]:
-    cluster = {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"], "ps": ["10.0.0.3:2222"]}
+def tf_config(index: int, task_type: str = "worker", servers: tuple[str, ...] = ()) -> dict[str, str]:
+    cluster = {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"], "ps": list(servers)}
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": task_type, "index": index}})}
 
 
@@ -119,11 +119,27 @@ def test_a_jax_worker_of_a_cluster_drives_all_its_devices():
     assert job.cluster.num_replicas == 4
 
 
+def test_with_servers_every_worker_drives_one_device():
+    assert shape(planned("jax", TWO_GPUS, tf_config(1, servers=("10.0.0.3:2222",)))) == (1, 1)
+    assert shape(planned("jax", TWO_GPUS, servers=1)) == (2, 1)
+    job = planned(workers=3, servers=2)
+    assert (shape(job), job.num_servers) == ((3, 1), 2)
+
+
+def test_servers_and_a_wish_that_contradict_each_other():
+    with pytest.raises(UsageError, match=r"--servers 0 is impossible"):
+        planned(workers=2, servers=0)
+    with pytest.raises(UsageError, match=r"--replicas 3 and --workers 2.*--servers"):
+        planned(workers=2, replicas=3, servers=1)
+    with pytest.raises(UsageError, match=r"--servers 2, but TF_CONFIG says which servers there are: 1"):
+        planned(servers=2, environ=tf_config(1, servers=("10.0.0.3:2222",)))
+
+
 def test_a_cluster_and_a_wish_that_contradict_each_other():
     with pytest.raises(UsageError, match=r"--workers 3.*TF_CONFIG.*worker 1 of 2"):
         planned(workers=3, environ=tf_config(1))
     with pytest.raises(UsageError, match=r"server 0.*expected a worker"):
-        planned(environ=tf_config(0, "ps"))
+        planned(environ=tf_config(0, "ps", ("10.0.0.3:2222",)))
     with pytest.raises(ConfigurationError, match="TF_CONFIG"):
         planned(environ={"TF_CONFIG": "{"})
 

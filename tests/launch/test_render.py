@@ -7,7 +7,7 @@ import pytest
 from trireme.cluster.cluster import Cluster
 from trireme.cluster.resolve import resolve
 from trireme.launch.job import MODULE, Job
-from trireme.launch.render import Port, Provisions, render
+from trireme.launch.render import Port, Provisions, render, render_servers
 from trireme.launch.variables import LAUNCHER, OF_ONE_WORKER
 
 PORTS = (Port(4000, 20), Port(4001, 21), Port(4002, 22), Port(4003, 23))
@@ -161,3 +161,26 @@ def test_a_worker_that_shares_its_machine_with_workers_that_others_started():
     # A batch system that shows each task its own device shows it as the only one.
     (environ,) = environs(Job("t.py", cluster=cluster, gpus=("0",)))
     assert environ["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_servers_know_the_workers_and_have_secrets_of_their_own():
+    job = Job("t.py", num_workers=2, num_servers=2, backend="jax", flags=("-u",))
+    secrets = {"worker": {"KEY": "of workers"}, "server": {"KEY": "of servers"}}
+    provisions = Provisions("/logs", 77, {"TRIREME_BOARD_FD": 9}, PORTS[:2], PORTS[2:], secrets)
+    for rank, spec in enumerate(render_servers(job, provisions)):
+        assert spec.argv == (sys.executable, "-u", "-P", "-m", "trireme.launch.server_process")
+        cluster = resolve(spec.environ)
+        assert (cluster.role, cluster.rank, cluster.run_id) == ("server", rank, job.run_id)
+        assert cluster.workers == ("127.0.0.1:4000", "127.0.0.1:4001")
+        assert cluster.servers == ("127.0.0.1:4002", "127.0.0.1:4003")
+        assert spec.environ["KEY"] == "of servers"
+        assert spec.environ["TRIREME_FAILURE_FILE"] == f"/logs/server-{rank}.failure.json"
+        # The board has a line for each worker and none for servers, which compute on the CPU.
+        assert "TRIREME_BOARD_FD" not in spec.environ
+        assert (spec.environ["CUDA_VISIBLE_DEVICES"], spec.environ["JAX_PLATFORMS"]) == ("-1", "cpu")
+        assert spec.fds == ()
+    for spec in render(job, provisions):
+        assert resolve(spec.environ).servers == ("127.0.0.1:4002", "127.0.0.1:4003")
+        assert spec.environ["KEY"] == "of workers"
+        # Nobody connects to a worker, and one that is started again would find its socket closed.
+        assert "TRIREME_PORT_FD" not in spec.environ

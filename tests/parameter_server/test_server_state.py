@@ -16,13 +16,16 @@ from trireme.parameter_server.messages import (
     Heartbeat,
     Hello,
     Idle,
+    NextRange,
     Pull,
     Push,
+    RangeGranted,
     Ready,
     Refused,
     TakeSnapshot,
+    Welcome,
 )
-from trireme.parameter_server.rules import Tick
+from trireme.parameter_server.rules import TOLD_BY_WORKERS, Tick
 from trireme.parameter_server.server_state import ServerState
 
 
@@ -423,3 +426,38 @@ def test_no_order_of_events_breaks_the_state(events):
         pending = driver.state.steps._pending
         assert all(driver.state.steps.next_update() is None for _ in pending)
         driver.ask(worker, TakeSnapshot(), session=f"life{step // 3}")
+
+
+def test_the_first_greeting_decides_about_staleness_where_the_rules_leave_it_open():
+    driver = StateDriver(max_staleness=TOLD_BY_WORKERS)
+    assert isinstance(driver.ask(0, Hello("run", PLACEMENT.fingerprint, 1, max_staleness=0)), Welcome)
+    other = Hello("run", PLACEMENT.fingerprint, 1, max_staleness=None)
+    assert driver.refusal(1, other) == "invalid: max_staleness is 0 on other workers, None on this one"
+    driver.say(0, Ready(0))
+    driver.create()
+    driver.push(0, 0)
+    assert not driver.applied, "in lock step the update waits for worker 1"
+    restored = ServerState(driver.rules, boot="later")
+    restored.restore(driver.state.record(), list(driver.state.slices.values()))
+    assert restored.rules.max_staleness == 0
+
+
+def test_an_epoch_waits_for_whoever_may_begin_it():
+    driver = StateDriver(max_staleness=0).started()
+    follows = NextRange(5, 8, 2, is_idle=False, may_open=False, what="train")
+    assert driver.ask(1, follows) is None
+    assert driver.state.waited_for_by(1) == {0}
+    assert isinstance(driver.ask(0, NextRange(5, 8, 2, False, True, "train")), RangeGranted)
+    # The same moment gives rows to the other one, whose part of the first update is waited for.
+    assert isinstance(driver.answers["s1", driver.numbers["s1"]], RangeGranted)
+    driver.push(0, 0, epoch=5)
+    assert not driver.applied
+    driver.push(1, 0, epoch=5)
+    assert len(driver.applied) == 1
+
+
+def test_rows_for_two_purposes_are_not_mixed():
+    driver = StateDriver().started()
+    driver.say(0, NextRange(5, 8, 2, is_idle=False, what="train"))
+    text = "invalid: worker 1 asks for rows to evaluate, while those of the others are to train"
+    assert driver.refusal(1, NextRange(5, 8, 2, is_idle=False, what="evaluate")) == text

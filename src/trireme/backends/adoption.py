@@ -16,6 +16,7 @@ from trireme.backends import fitting, metrics
 from trireme.backends.adapters import choose_adapter, split_validation
 from trireme.backends.callbacks import for_this_worker
 from trireme.backends.model_state import broadcast_state
+from trireme.backends.parameter_server.adoption import adopt as adopt_by_servers
 
 _ADOPTED_BY = "_trireme_strategy"
 _FOLLOWED = "_trireme_followed"
@@ -31,6 +32,9 @@ def adopt(model, strategy):
         model: a `keras.Model`, compiled or not.
         strategy: the strategy in whose scope the model was made or compiled.
     """
+    if strategy.is_asynchronous:
+        adopt_by_servers(model, strategy)
+        return
     if _ADOPTED_BY in vars(model):
         return
     if strategy.num_replicas_in_sync == 1:

@@ -30,6 +30,7 @@ class Backend(abc.ABC):
         self.timeout_s = DEFAULT_TIMEOUT_S
         # The collectives on NumPy arrays that `_start_runtime` sets up where there are several workers.
         self._host = None
+        self._at_end = []
 
     def start(self, cluster):
         """Starts the framework's runtime for this process' place in `cluster`, with the run's common seed."""
@@ -45,9 +46,15 @@ class Backend(abc.ABC):
 
     def stop(self):
         """Ends the runtime. After a successful run every worker waits here for all others."""
+        for function in self._at_end:
+            function()
         if self.cluster.num_workers > 1:
             self.barrier()
         self._stop_runtime()
+
+    def at_end(self, function):
+        """Has `function` called when this worker's program has ended well."""
+        self._at_end.append(function)
 
     @abc.abstractmethod
     def _start_runtime(self):

@@ -8,6 +8,7 @@ import sys
 import keras
 
 from trireme.backends.adoption import adopt
+from trireme.backends.parameter_server import embedding
 
 _strategy = contextvars.ContextVar("trireme_strategy", default=None)
 
@@ -50,6 +51,7 @@ def _install():
     trainer = next(base for base in keras.Model.__mro__ if "compile" in vars(base))
     trainer.__init__ = _then_adopt(trainer.__init__)
     trainer.compile = _then_adopt(trainer.compile)
+    embedding.install(_strategy.get)
 
 
 def _then_adopt(method):

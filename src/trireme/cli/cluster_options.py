@@ -24,7 +24,6 @@ ONLY_ON = {
     **dict.fromkeys(
         (
             "image",
-            "servers",
             "backup_claim",
             "namespace",
             "node_selector",
@@ -76,7 +75,7 @@ _OPTIONS = (
         default="",
         help="Kubernetes: image of all pods, with Trireme and the backend.",
     ),
-    click.option("--servers", metavar="N", help="Kubernetes: parameter-server pods. Default: none."),
+    click.option("--servers", metavar="N", help="Parameter servers; on Kubernetes pods. Default: none."),
     click.option(
         "--backup-claim", metavar="CLAIM", default="", help="Kubernetes: PersistentVolumeClaim for backups."
     ),

@@ -22,7 +22,7 @@ from trireme.cli.script_command import ScriptCommand, Words, unknown_options, wo
 from trireme.cluster.machine import is_installed, keras_backend
 from trireme.errors import InvalidJob
 
-STRATEGIES = ("mirrored", "multi_worker_mirrored", "one_device")
+STRATEGIES = ("mirrored", "multi_worker_mirrored", "parameter_server", "one_device")
 LOCAL = {
     "replicas": "on a cluster there is one for each GPU of --gpus, or one for each of --workers",
     "strategy": "a script that runs on a cluster names its own",
@@ -67,20 +67,27 @@ def run(ctx: click.Context, **values: Any) -> int:
     trireme run train.py --epochs 3
     trireme run --replicas 4 -m package.train
     trireme run --strategy mirrored --replicas 2 plain_keras_script.py
+    trireme run --workers 4 --servers 2 asynchronous.py
     trireme run --on kubernetes --name train --image IMAGE --workers 4 --gpus 1 train.py
     """
     if values["on"]:
         return _run_on_cluster(ctx, values)
 
     from trireme.launch.local import run as start
-    from trireme.launch.planning import plan
+    from trireme.launch.planning import plan, surrounding_cluster
+    from trireme.launch.server_process import serve_parameters
 
+    cluster = surrounding_cluster(os.environ)
+    if cluster is not None and cluster.role == "server":
+        # The script is for the workers.
+        return serve_parameters()
     problems = [*unknown_options(ctx), *foreign_options(values, "")]
     # With an unknown option it is not known which word was meant as the script.
     is_unclear = bool(unknown_options(ctx))
     words = Words(()) if is_unclear else words_of(ctx)
     target, kind = ("", "module") if is_unclear else target_of(words, problems)
     settings = settings_of(values, os.environ, problems)
+    settings["servers"] = whole_number("--servers", values["servers"], problems)
     return start(plan(target, words.arguments, kind=kind, found=problems, **settings))
 
 
@@ -100,6 +107,8 @@ def _run_on_cluster(ctx: click.Context, values: Mapping[str, Any]) -> int:
     if values["on"] == "slurm":
         from trireme.launch.slurm import submit
 
+        if values["servers"]:
+            mistakes.append("--servers says something only on this machine and with --on kubernetes")
         if values["is_deleted_after"]:
             mistakes.append("--rm says something only with --on kubernetes: Slurm keeps nothing of a job")
         return submit.run(slurm_run(ctx, mistakes, values["log_dir"] or ""))

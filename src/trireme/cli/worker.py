@@ -52,8 +52,13 @@ def worker(ctx: click.Context, **values: str | None) -> int:
     """
     from trireme.agent.agent import run as start
     from trireme.agent.settings import settings_of as agent_settings_of
-    from trireme.launch.planning import plan
+    from trireme.launch.planning import plan, surrounding_cluster
+    from trireme.launch.server_process import serve_parameters
 
+    cluster = surrounding_cluster(os.environ)
+    if cluster is not None and cluster.role == "server":
+        # The script is for the workers.
+        return serve_parameters()
     problems = unknown_options(ctx)
     words = Words(()) if problems else words_of(ctx)
     target, kind = ("", "module") if problems else target_of(words, problems, "trireme worker")

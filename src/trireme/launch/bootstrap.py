@@ -19,7 +19,8 @@ def work() -> None:
 
     arguments = Arguments.parse(sys.argv[1:])
     backend = load(os.environ[BACKEND])
-    backend.start(resolve(os.environ))
+    cluster = resolve(os.environ)
+    backend.start(_meeting(cluster))
     from trireme.backends import scope
 
     scope.tell_if_forgotten(backend.cluster)
@@ -28,15 +29,20 @@ def work() -> None:
 
         install_from_environ(backend.cluster.num_workers, backend.cluster.rank)
     begin_user_code()
-    with _scope(arguments.strategy or _default_strategy(backend.cluster)):
+    with _scope(arguments.strategy or _default_strategy(backend.cluster, cluster)):
         run_target(arguments.target)
     # Only here: a worker that failed must not wait for the others.
     backend.stop()
 
 
-def _default_strategy(cluster: Cluster) -> str | None:
+def _default_strategy(meeting: Cluster, cluster: Cluster) -> str | None:
     """What a script without a strategy runs in: plain Keras, which is followed and backed up like the others."""
-    return "one_device" if cluster.num_replicas == 1 else None
+    return "one_device" if meeting.num_replicas == 1 and not cluster.servers else None
+
+
+def _meeting(cluster: Cluster) -> Cluster:
+    """Whom a worker meets in its backend's runtime: with parameter servers nobody, for each goes its own pace."""
+    return Cluster(replicas_per_worker=cluster.replicas_per_worker) if cluster.servers else cluster
 
 
 def _scope(strategy: str | None) -> AbstractContextManager[object]:

@@ -69,6 +69,7 @@ class Situation:
         is_forwarded: whether the workers have been sent the first signal.
         is_whole_run: whether all workers of the run are in view.
         is_recalled: whether somebody who sees more has called the workers off.
+        server_failures: how parameter servers of this machine failed.
     """
 
     workers: Sequence[WorkerView]
@@ -83,6 +84,7 @@ class Situation:
     is_forwarded: bool = False
     is_whole_run: bool = True
     is_recalled: bool = False
+    server_failures: Sequence[Failure] = ()
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def decide(situation: Situation) -> Wait | Forward | Outcome:
     living = [worker for worker in situation.workers if worker.is_alive]
     if situation.signals:
         return _when_interrupted(situation, living)
-    if any(worker.failure for worker in situation.workers):
+    if situation.server_failures or any(worker.failure for worker in situation.workers):
         return _when_failed(situation, living)
     if not living:
         return _over(situation, DONE, 0)
@@ -199,6 +201,7 @@ def _when_interrupted(situation: Situation, living: Sequence[WorkerView]) -> Wai
 
 def _when_failed(situation: Situation, living: Sequence[WorkerView]) -> Wait | Outcome:
     failures = [worker.failure for worker in situation.workers if worker.failure]
+    failures += situation.server_failures
     silent = [worker for worker in living if not worker.failure]
     has_cause = any(distance_from_cause(failure) == 0 for failure in failures)
     settle_s = SETTLE_S if has_cause else SETTLE_FOR_A_CAUSE_S

@@ -26,6 +26,7 @@ class Failure:
         exit_code: what the process ends with; 128 + N for signal N.
         step: the step the worker was in, or None.
         pid: its process.
+        role: whether it was a worker or a server.
     """
 
     rank: int
@@ -36,9 +37,10 @@ class Failure:
     exit_code: int
     step: int | None = None
     pid: int = 0
+    role: str = "worker"
 
 
-def from_exception(error: BaseException, rank: int, step: int | None = None) -> Failure:
+def from_exception(error: BaseException, rank: int, step: int | None = None, role: str = "worker") -> Failure:
     """What an exception that nobody caught says about this worker."""
     return Failure(
         rank=rank,
@@ -49,6 +51,7 @@ def from_exception(error: BaseException, rank: int, step: int | None = None) -> 
         exit_code=exit_code(error),
         step=step,
         pid=os.getpid(),
+        role=role,
     )
 
 

@@ -14,6 +14,7 @@ def launch(
     *args: Any,
     replicas: int | None = None,
     workers: int | None = None,
+    servers: int | None = None,
     backend: str | None = None,
     timeout_s: float | None = None,
     **kwargs: Any,
@@ -37,6 +38,7 @@ def launch(
         *args: its arguments.
         replicas: replicas in total. None: one for each device.
         workers: worker processes. None: one for each replica, with jax one for all of them.
+        servers: parameter servers, for a function with ParameterServerStrategy. None: none.
         backend: the Keras backend. None: the one loaded here, else the one Keras would choose.
         timeout_s: seconds a worker may wait for the others. None: 600.
         **kwargs: its keyword arguments.
@@ -45,7 +47,7 @@ def launch(
         What the function returned in each worker, in rank order.
 
     Raises:
-        UsageError: `replicas`, `workers` and `backend` cannot work together on this machine.
+        UsageError: `replicas`, `workers`, `servers` and `backend` cannot work together on this machine.
         WorkersFailed: a worker failed; the message has the first failure's traceback.
     """
     from trireme.launch import call, local, report
@@ -61,6 +63,7 @@ def launch(
             kind=CALL,
             replicas=replicas,
             workers=workers,
+            servers=servers,
             backend=backend or _loaded_backend(),
             timeout_s=timeout_s,
         )

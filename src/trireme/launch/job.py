@@ -33,6 +33,7 @@ class Job:
         kind: which of the three it is: `"script"`, `"module"` or `"call"`.
         backend: the Keras backend.
         num_workers: worker processes to start on this machine.
+        num_servers: parameter servers to start on this machine.
         replicas_per_worker: devices each of them drives.
         cluster: the cluster the workers belong to when others of it run elsewhere. The first worker
             started here has `cluster.rank`, the others follow it. None: the workers of this job are all.
@@ -64,6 +65,7 @@ class Job:
     kind: str = SCRIPT
     backend: str = "tensorflow"
     num_workers: int = 1
+    num_servers: int = 0
     replicas_per_worker: int = 1
     cluster: Cluster | None = None
     strategy: str | None = None
@@ -121,6 +123,8 @@ def _problems(job: Job) -> list[str]:
         problems.append(f"max_restarts is {job.max_restarts!r}: expected a whole number, 0 or more")
     if job.backup_every != EPOCH and not is_count(job.backup_every):
         problems.append(f"backup_every is {job.backup_every!r}: expected {EPOCH!r} or steps, 1 or more")
+    if not (job.num_servers == 0 or is_count(job.num_servers)):
+        problems.append(f"num_servers is {job.num_servers!r}: expected a whole number, 0 or more")
     if job.backend in ONE_DEVICE_BACKENDS and job.replicas_per_worker != 1:
         problems.append(
             f"replicas_per_worker is {job.replicas_per_worker!r}: a {job.backend} worker drives one device; "

@@ -19,6 +19,8 @@ from trireme.launch.output import Console
 from trireme.launch.ports import ReservedPorts
 from trireme.launch.processes import WorkerProcess, start
 from trireme.launch.render import (
+    SERVER,
+    WORKER,
     Provisions,
     WorkerSpec,
     cluster_of,
@@ -29,6 +31,8 @@ from trireme.launch.render import (
     stacks_file,
 )
 from trireme.launch.restarts import Restarts, pause
+from trireme.launch.revival import Revival
+from trireme.launch.servers import servers_of
 from trireme.launch.supervisor import (
     END_GRACE_S,
     Overseer,
@@ -71,8 +75,8 @@ def run(job: Job) -> int:
     """
     open_standard_descriptors()
     log_dir = make_log_dir(job)
-    if job.num_workers > 1:
-        _say(report.started(job.num_workers, log_dir))
+    if job.num_workers + job.num_servers > 1:
+        _say(report.started(job.num_workers, job.num_servers, log_dir))
     signals, orphans = Signals(), Orphans()
     with signals.taken_over(), orphans.adopted():
         exit_code = _run_until_over(job, log_dir, signals, orphans)
@@ -136,24 +140,48 @@ def execute(
         board = stack.enter_context(_board(num_workers))
         orphans.exclude(stack.enter_context(_guarded(mark, job.environ)))
         fds = stack.enter_context(_inherited(job, board))
+        servers = stack.enter_context(servers_of(job))
         try:
             with ports or _own_ports(job) as kept:
-                provisions = Provisions(log_dir, os.getpid(), fds, kept)
-                for spec in render(job, provisions):
+                provisions = Provisions(log_dir, os.getpid(), fds, kept, servers.ports, servers.secrets)
+                servers.start(provisions)
+                for pid in servers.pids():
+                    orphans.exclude(pid)
+                specs = render(job, provisions)
+                for spec in specs:
                     workers.append(_start(spec, job, provisions, console))
                     orphans.exclude(workers[-1].pid)
             _connect(signals, workers)
-            outcome = supervise(job, workers, board, signals, orphans, overseer)
+            revival = Revival(
+                job.num_servers > 0, lambda: bool(signals.received) or overseer.is_recalled, _say
+            )
+
+            def start_again(worker: WorkerProcess) -> WorkerProcess:
+                started = _start(specs[worker.rank - job.ranks.start], job, provisions, console)
+                orphans.exclude(started.pid)
+                return started
+
+            outcome = supervise(
+                job,
+                workers,
+                board,
+                signals,
+                orphans,
+                overseer,
+                lambda: servers.failures(revival),
+                lambda: revival.revive(workers, start_again),
+            )
             grace_s = end_grace_s(outcome)
             if needs_stacks(outcome) or overseer.wants_stacks:
                 stacks = collect_stacks(workers, [stacks_file(log_dir, worker.rank) for worker in workers])
         finally:
+            servers.end()
             end(workers, mark, orphans, grace_s)
     copyings = [worker.copying for worker in workers if worker.copying]
     for copying in copyings:
         copying.finish()
     for failure in outcome.failures:
-        _append(log_file(log_dir, failure.rank), failure.traceback)
+        _append(log_file(log_dir, failure.rank, failure.role), failure.traceback)
     logs = {worker.rank: _tail(log_file(log_dir, worker.rank)) for worker in workers}
     text = report.ended(outcome, num_workers, job.timeout_s, stacks, logs, job.time_limit_s)
     return Run(outcome, text, log_dir, not all(copying.is_at_line_start for copying in copyings))
@@ -168,24 +196,28 @@ def make_log_dir(job: Job) -> str:
         return tempfile.mkdtemp(prefix="trireme-")
     log_dir = os.path.abspath(job.log_dir)
     os.makedirs(log_dir, exist_ok=True)
-    for rank in job.ranks if job.generation == 0 else ():
+    for rank, role in _processes(job) if job.generation == 0 else ():
         with suppress(FileNotFoundError):
-            os.remove(log_file(log_dir, rank))
+            os.remove(log_file(log_dir, rank, role))
     forget_failures(job, log_dir)
     return log_dir
 
 
 def forget_failures(job: Job, log_dir: str) -> None:
-    """Removes what the workers of an earlier start have left of their failures."""
-    for rank in job.ranks:
-        for path in (failure_file(log_dir, rank), stacks_file(log_dir, rank)):
+    """Removes what the processes of an earlier start have left of their failures."""
+    for rank, role in _processes(job):
+        for path in (failure_file(log_dir, rank, role), stacks_file(log_dir, rank, role)):
             with suppress(FileNotFoundError):
                 os.remove(path)
 
 
+def _processes(job: Job) -> list[tuple[int, str]]:
+    return [(rank, WORKER) for rank in job.ranks] + [(rank, SERVER) for rank in range(job.num_servers)]
+
+
 def _start(spec: WorkerSpec, job: Job, provisions: Provisions, console: Console | None) -> WorkerProcess:
     path = log_file(provisions.log_dir, spec.rank)
-    _append(path, f"trireme: {cluster_of(job, provisions.ports, spec.rank)!r}\n")
+    _append(path, f"trireme: {cluster_of(job, provisions, spec.rank)!r}\n")
     return start(spec, path, console if spec.rank == job.ranks.start else None)
 
 
@@ -220,7 +252,7 @@ def _board(num_workers: int) -> Iterator[Board]:
 def _inherited(job: Job, board: Board) -> Iterator[dict[str, int]]:
     """The descriptors that workers inherit, by the variable that tells them."""
     fds = {BOARD_FD: board.fd}
-    if job.is_whole_run and job.num_workers > 1:
+    if job.is_whole_run and job.num_workers > 1 and not job.num_servers:
         fds[SHARED_MEMORY_FD] = os.memfd_create("trireme-shared-memory", os.MFD_CLOEXEC)
     try:
         yield fds

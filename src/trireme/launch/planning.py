@@ -63,6 +63,7 @@ def plan(
     kind: str = SCRIPT,
     replicas: int | None = None,
     workers: int | None = None,
+    servers: int | None = None,
     backend: str | None = None,
     strategy: str | None = None,
     log_dir: str | None = None,
@@ -86,6 +87,7 @@ def plan(
         kind: which of the three it is: `"script"`, `"module"` or `"call"`.
         replicas: replicas in total on this machine. None: one for each device.
         workers: worker processes. None: one for each replica, with jax one for all of them.
+        servers: parameter servers. None: none; then workers train together.
         backend: the Keras backend. None: the one Keras would choose.
         strategy: a strategy to enter around the unchanged target.
         log_dir: folder for the workers' output. None: a fresh temporary one.
@@ -108,18 +110,26 @@ def plan(
     problems = [
         *found,
         *_target_problems(target, kind),
-        *_request_problems(backend, replicas, workers),
-        *_cluster_problems(cluster, workers),
+        *_request_problems(backend, replicas, workers, servers),
+        *_cluster_problems(cluster, workers, servers),
         *_recovery_problems(grace_s, backup, backup_every, max_restarts),
     ]
     timeout_s = _timeout_s(timeout_s, environ, problems)
-    if _request_problems(backend, replicas, workers):
+    if _request_problems(backend, replicas, workers, servers):
         refuse(problems)
     machine = machine or this_machine(backend, environ)
     if cluster is not None:
         workers, replicas = _share_of(cluster, backend, replicas)
     backup = backup if backup is None or "://" in backup else os.path.abspath(backup)
-    num_workers, per_worker = _split(backend, replicas, workers, machine, problems)
+    if servers or (cluster is not None and cluster.servers):
+        num_workers, per_worker = _asynchronous(replicas, workers, machine, problems)
+        if backup is not None:
+            problems.append(
+                f"--backup {backup} is for workers that train together; with --servers the servers keep snapshots, in "
+                "the folder TRIREME_SNAPSHOTS. Leave out --backup"
+            )
+    else:
+        num_workers, per_worker = _split(backend, replicas, workers, machine, problems)
     problems += _device_problems(backend, num_workers, per_worker, machine, environ)
     refuse(problems)
     return Job(
@@ -128,6 +138,7 @@ def plan(
         kind=kind,
         backend=backend,
         num_workers=num_workers,
+        num_servers=servers or 0,
         replicas_per_worker=per_worker,
         cluster=None if cluster is None else replace(cluster, replicas_per_worker=per_worker),
         strategy=strategy,
@@ -181,6 +192,18 @@ def _split(
     return workers, max(1, replicas // workers)
 
 
+def _asynchronous(
+    replicas: int | None, workers: int | None, machine: Machine, problems: list[str]
+) -> tuple[int, int]:
+    """As `_split`, with parameter servers: every worker drives one device."""
+    if replicas is not None and workers is not None and replicas != workers:
+        problems.append(
+            f"--replicas {replicas} and --workers {workers} contradict each other: with --servers a worker holds one "
+            "replica. Leave out --replicas"
+        )
+    return workers or replicas or machine.num_devices, 1
+
+
 def _share_of(cluster: Cluster, backend: str, replicas: int | None) -> tuple[int, int | None]:
     """How many workers, and replicas, of a surrounding cluster are this process' business."""
     workers = cluster.num_local_workers if cluster.source == _STARTS_WORKERS else 1
@@ -189,10 +212,12 @@ def _share_of(cluster: Cluster, backend: str, replicas: int | None) -> tuple[int
     return workers, replicas
 
 
-def _request_problems(backend: str, replicas: int | None, workers: int | None) -> list[str]:
+def _request_problems(
+    backend: str, replicas: int | None, workers: int | None, servers: int | None
+) -> list[str]:
     problems = [
         f"{option} {value} is impossible: expected a whole number, 1 or more"
-        for option, value in (("--replicas", replicas), ("--workers", workers))
+        for option, value in (("--replicas", replicas), ("--workers", workers), ("--servers", servers))
         if value is not None and not is_count(value)
     ]
     if backend not in BACKENDS:
@@ -202,9 +227,14 @@ def _request_problems(backend: str, replicas: int | None, workers: int | None) -
     return problems
 
 
-def _cluster_problems(cluster: Cluster | None, workers: int | None) -> list[str]:
+def _cluster_problems(cluster: Cluster | None, workers: int | None, servers: int | None) -> list[str]:
     if cluster is None:
         return []
+    if servers is not None:
+        return [
+            f"--servers {servers}, but {cluster.source} says which servers there are: {len(cluster.servers)}, which "
+            "others start. Leave out --servers"
+        ]
     if cluster.role != "worker":
         return [
             f"{cluster.source} says that this process is {cluster.role} {cluster.rank}: expected a worker"

@@ -28,6 +28,7 @@ class WorkerProcess:
     rank: int
     process: subprocess.Popen[bytes]
     failure_path: str
+    role: str = "worker"
     copying: Copying | None = None
     exit_code: int | None = None
     failure: Failure | None = None
@@ -79,6 +80,13 @@ class WorkerProcess:
             # A process that hangs inside the kernel, on a lost file server, cannot be waited for.
             self.process.wait(_REAP_WITHIN_S)
 
+    def finish(self) -> None:
+        """Lets go of a process that has ended and of what it started, so that another can take its place."""
+        self.send_to_group(signal.SIGKILL)
+        self.reap()
+        if self.copying is not None:
+            self.copying.finish()
+
     def _look_for_stop(self) -> float | None:
         """Since when the worker has been found stopped by a signal, or None."""
         if self.exit_code is not None or not linux.is_stopped(self.pid):
@@ -96,16 +104,17 @@ class WorkerProcess:
         else:
             message = f"was killed by {_signal_name(-self.exit_code)}"
             code = 128 - self.exit_code
-        return Failure(self.rank, time.time(), "", message, "", code, entry.step, self.pid)
+        return Failure(self.rank, time.time(), "", message, "", code, entry.step, self.pid, self.role)
 
 
-def start(spec: WorkerSpec, log_path: str, console: Console | None) -> WorkerProcess:
-    """Starts one worker.
+def start(spec: WorkerSpec, log_path: str, console: Console | None, role: str = "worker") -> WorkerProcess:
+    """Starts one worker, or one server.
 
     Args:
         spec: what to start.
         log_path: where its output goes, appended.
         console: where its output goes besides; None: to the log file only, and it can read nothing.
+        role: `"worker"` or `"server"`.
     """
     if console is not None:
         copying = Copying(console, log_path)
@@ -115,7 +124,7 @@ def start(spec: WorkerSpec, log_path: str, console: Console | None) -> WorkerPro
         copying = None
         with open(log_path, "ab") as log:
             process = _popen(spec, subprocess.DEVNULL, log.fileno(), log.fileno())
-    return WorkerProcess(spec.rank, process, spec.environ[FAILURE_FILE], copying)
+    return WorkerProcess(spec.rank, process, spec.environ[FAILURE_FILE], role, copying)
 
 
 def _popen(spec: WorkerSpec, stdin: int | None, stdout: int, stderr: int) -> subprocess.Popen[bytes]:

@@ -18,7 +18,7 @@ _PROGRAMS_WITHOUT_A_FILE = {
 }
 
 
-def relaunch(num_workers: int, replicas_per_worker: int = 1) -> NoReturn:
+def relaunch(num_workers: int, replicas_per_worker: int = 1, num_servers: int = 0) -> NoReturn:
     """Replaces this process by a launcher that starts the same program as workers. Never returns.
 
     The program begins again from its first line in every worker. The process keeps its id, its standard
@@ -27,6 +27,7 @@ def relaunch(num_workers: int, replicas_per_worker: int = 1) -> NoReturn:
     Args:
         num_workers: worker processes to start on this machine.
         replicas_per_worker: devices each of them drives.
+        num_servers: parameter servers to start on this machine.
 
     Raises:
         RelaunchImpossible: this process is not a plain run of a script or module; the message says what
@@ -34,8 +35,8 @@ def relaunch(num_workers: int, replicas_per_worker: int = 1) -> NoReturn:
     """
     obstacle = _obstacle()
     if obstacle is not None:
-        raise _impossible(obstacle, num_workers, replicas_per_worker)
-    command = relaunch_command(sys.orig_argv, sys.executable, num_workers, replicas_per_worker)
+        raise _impossible(obstacle, num_workers, replicas_per_worker, num_servers)
+    command = relaunch_command(sys.orig_argv, sys.executable, num_workers, replicas_per_worker, num_servers)
     _choose_the_same_backend()
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         # What is still in a buffer would be lost: the process image is about to go.
@@ -45,7 +46,11 @@ def relaunch(num_workers: int, replicas_per_worker: int = 1) -> NoReturn:
 
 
 def relaunch_command(
-    orig_argv: Sequence[str], executable: str, num_workers: int, replicas_per_worker: int = 1
+    orig_argv: Sequence[str],
+    executable: str,
+    num_workers: int,
+    replicas_per_worker: int = 1,
+    num_servers: int = 0,
 ) -> list[str]:
     """The `trireme run` command for what `orig_argv` (as `sys.orig_argv`) runs, interpreter options kept.
 
@@ -57,10 +62,12 @@ def relaunch_command(
     if "-i" in line.flags:
         obstacle = obstacle or "it was started with `python -i`, to become interactive"
     if obstacle is not None:
-        raise _impossible(obstacle, num_workers, replicas_per_worker)
+        raise _impossible(obstacle, num_workers, replicas_per_worker, num_servers)
     options = ["--replicas", str(num_workers * replicas_per_worker)]
     if num_workers > 1:
         options += ["--workers", str(num_workers)]
+    if num_servers:
+        options += ["--servers", str(num_servers)]
     target = ["-m", line.target] if line.kind == MODULE else [line.target]
     return [executable, *line.flags, "-m", "trireme", "run", *options, *target, *line.arguments]
 
@@ -90,16 +97,23 @@ def _is_notebook() -> bool:
     return ipython is not None and ipython.get_ipython() is not None
 
 
-def _impossible(reason: str, num_workers: int, replicas_per_worker: int) -> RelaunchImpossible:
+def _impossible(
+    reason: str, num_workers: int, replicas_per_worker: int, num_servers: int
+) -> RelaunchImpossible:
     replicas = num_workers * replicas_per_worker
+    options = {"replicas": replicas} | ({"servers": num_servers} if num_servers else {})
     need = (
-        "several processes" if num_workers > 1 else f"a process that sees {replicas} devices from its start"
+        "several processes"
+        if num_workers + num_servers > 1
+        else f"a process that sees {replicas} devices from its start"
     )
+    who = f"{replicas} replicas" + (f" and {num_servers} parameter servers" if num_servers else "")
+    call = ", ".join(f"{name}={count}" for name, count in options.items())
     return RelaunchImpossible(
-        f"{replicas} replicas need {need}, which a launcher starts, and this process cannot become "
+        f"{who} need {need}, which a launcher starts, and this process cannot become "
         f"that launcher: {reason}. Put the training into a function and call "
-        f"trireme.launch(function, replicas={replicas}), which returns the function's results; or put it "
-        f"into a file and type: trireme run --replicas {replicas} FILE.py"
+        f"trireme.launch(function, {call}), which returns the function's results; or put it "
+        f"into a file and type: trireme run {' '.join(f'--{name} {n}' for name, n in options.items())} FILE.py"
     )
 
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from trireme.cluster.cluster import Cluster
+from trireme.cluster.cluster import LOCAL_RANK, NUM_LOCAL_WORKERS, Cluster
 from trireme.cluster.machine import CUDA_VISIBLE_DEVICES, KERAS_BACKEND, XLA_FLAGS, num_virtual_devices
 from trireme.launch.job import Job
 from trireme.launch.variables import (
@@ -24,11 +24,14 @@ from trireme.launch.variables import (
 )
 
 LOOPBACK = "127.0.0.1"
+WORKER, SERVER = "worker", "server"
+SERVER_ENTRY = "trireme.launch.server_process"
 
 OMP_NUM_THREADS = "OMP_NUM_THREADS"
 TF_NUM_INTRAOP_THREADS = "TF_NUM_INTRAOP_THREADS"
 TF_NUM_INTEROP_THREADS = "TF_NUM_INTEROP_THREADS"
 TF_CPP_MIN_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+JAX_PLATFORMS = "JAX_PLATFORMS"
 # Read by XLA for the size of its CPU thread pools.
 NPROC = "NPROC"
 
@@ -60,12 +63,16 @@ class Provisions:
         launcher_pid: the process that starts the workers; without it they end.
         fds: by the name of their variable, descriptors that all workers inherit.
         ports: one for each worker of a run of several that are all on this machine; else none.
+        server_ports: one for each parameter server that is started here.
+        secrets: by role, variables that only processes of that role have.
     """
 
     log_dir: str
     launcher_pid: int = 0
     fds: Mapping[str, int] = field(default_factory=dict)
     ports: Sequence[Port] = ()
+    server_ports: Sequence[Port] = ()
+    secrets: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
 
 
 def render(job: Job, provisions: Provisions) -> list[WorkerSpec]:
@@ -73,29 +80,36 @@ def render(job: Job, provisions: Provisions) -> list[WorkerSpec]:
     return [_spec(job, rank, provisions) for rank in job.ranks]
 
 
-def log_file(log_dir: str, rank: int) -> str:
-    """Where a worker's output goes."""
-    return os.path.join(log_dir, f"worker-{rank}.log")
+def render_servers(job: Job, provisions: Provisions) -> list[WorkerSpec]:
+    """The parameter servers of a job, in rank order."""
+    return [_server_spec(job, rank, provisions) for rank in range(job.num_servers)]
 
 
-def failure_file(log_dir: str, rank: int) -> str:
-    """Where a worker leaves what it failed of."""
-    return os.path.join(log_dir, f"worker-{rank}.failure.json")
+def log_file(log_dir: str, rank: int, role: str = WORKER) -> str:
+    """Where the output of a worker, or of a server, goes."""
+    return os.path.join(log_dir, f"{role}-{rank}.log")
 
 
-def stacks_file(log_dir: str, rank: int) -> str:
-    """Where a worker that is asked to shows the Python stacks of its threads."""
-    return os.path.join(log_dir, f"worker-{rank}.stacks")
+def failure_file(log_dir: str, rank: int, role: str = WORKER) -> str:
+    """Where a worker, or a server, leaves what it failed of."""
+    return os.path.join(log_dir, f"{role}-{rank}.failure.json")
 
 
-def cluster_of(job: Job, ports: Sequence[Port], rank: int) -> Cluster:
+def stacks_file(log_dir: str, rank: int, role: str = WORKER) -> str:
+    """Where a worker, or a server, that is asked to shows the Python stacks of its threads."""
+    return os.path.join(log_dir, f"{role}-{rank}.stacks")
+
+
+def cluster_of(job: Job, provisions: Provisions, rank: int) -> Cluster:
     """The cluster as one of the workers started here sees it."""
     if job.cluster is not None:
         seen = job.cluster if rank == job.cluster.rank else job.cluster.at(rank)
-        return replace(seen, run_id=seen.run_id or job.run_id)
-    numbers = [port.number for port in ports] or [0]
+        # With servers, which others start, the name must be the one that they know, which may be none.
+        return replace(seen, run_id=seen.run_id or ("" if seen.servers else job.run_id))
+    numbers = [port.number for port in provisions.ports] or [0]
     return Cluster(
         workers=tuple(f"{LOOPBACK}:{number}" for number in numbers),
+        servers=tuple(f"{LOOPBACK}:{port.number}" for port in provisions.server_ports),
         rank=rank,
         replicas_per_worker=job.replicas_per_worker,
         run_id=job.run_id,
@@ -105,9 +119,26 @@ def cluster_of(job: Job, ports: Sequence[Port], rank: int) -> Cluster:
 
 def _spec(job: Job, rank: int, provisions: Provisions) -> WorkerSpec:
     fds = dict(provisions.fds)
-    if provisions.ports:
+    # With servers, workers listen to nobody, and may be started again when the sockets are closed.
+    if provisions.ports and not job.num_servers:
         fds[PORT_FD] = provisions.ports[rank - job.ranks.start].fd
     return WorkerSpec(rank, _argv(job), _environ(job, rank, provisions, fds), tuple(fds.values()))
+
+
+def _server_spec(job: Job, rank: int, provisions: Provisions) -> WorkerSpec:
+    seen_by_worker = _environ(job, 0, provisions, {}, secrets_of=SERVER)
+    cluster = cluster_of(job, provisions, 0).at(rank, SERVER)
+    environ = {
+        **seen_by_worker,
+        **cluster.to_environ(),
+        # Servers compute on the CPU, beside the workers.
+        CUDA_VISIBLE_DEVICES: "-1",
+        JAX_PLATFORMS: "cpu",
+        FAILURE_FILE: failure_file(provisions.log_dir, rank, SERVER),
+    }
+    # What the launcher knows of a worker's place, a server has not.
+    environ = {name: value for name, value in environ.items() if name not in (LOCAL_RANK, NUM_LOCAL_WORKERS)}
+    return WorkerSpec(rank, (sys.executable, *job.flags, "-P", "-m", SERVER_ENTRY), environ)
 
 
 def _argv(job: Job) -> tuple[str, ...]:
@@ -119,14 +150,17 @@ def _argv(job: Job) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _environ(job: Job, rank: int, provisions: Provisions, fds: Mapping[str, int]) -> dict[str, str]:
-    cluster = cluster_of(job, provisions.ports, rank)
+def _environ(
+    job: Job, rank: int, provisions: Provisions, fds: Mapping[str, int], secrets_of: str = WORKER
+) -> dict[str, str]:
+    cluster = cluster_of(job, provisions, rank)
     inherited = {name: value for name, value in job.environ.items() if name not in OF_ONE_WORKER}
     return {
         **_defaults(job, cluster),
         **inherited,
         **_devices(job, cluster, inherited),
         **cluster.to_environ(),
+        **provisions.secrets.get(secrets_of, {}),
         KERAS_BACKEND: job.backend,
         BACKEND: job.backend,
         SEED: str(job.seed),
@@ -179,5 +213,5 @@ def _devices(job: Job, cluster: Cluster, inherited: Mapping[str, str]) -> dict[s
 
 
 def _num_neighbours(job: Job, cluster: Cluster) -> int:
-    """How many workers share this machine's cores."""
-    return max(job.num_workers, cluster.num_local_workers)
+    """How many workers and servers share this machine's cores."""
+    return max(job.num_workers, cluster.num_local_workers) + job.num_servers

@@ -11,9 +11,10 @@ _TAIL_LINES = 20
 _NAME = "trireme: "
 
 
-def started(num_workers: int, log_dir: str) -> str:
+def started(num_workers: int, num_servers: int, log_dir: str) -> str:
     """The one line at the start of a run."""
-    return f"{_NAME}{_counted(num_workers)}, output in {log_dir}\n"
+    servers = f" and {_counted(num_servers, 'parameter server')}" if num_servers else ""
+    return f"{_NAME}{_counted(num_workers)}{servers}, output in {log_dir}\n"
 
 
 def logs_are_in(log_dir: str) -> str:
@@ -94,12 +95,15 @@ def _headline(
 
 
 def _first_failure(failure: Failure, num_workers: int, logs: Mapping[int, str]) -> list[str]:
-    lines = [f"{_NAME}worker {failure.rank} of {num_workers}{_where(failure)} {_summary(failure)}"]
+    who = f"{failure.role} {failure.rank}" + (f" of {num_workers}" if failure.role == "worker" else "")
+    lines = [f"{_NAME}{who}{_where(failure)} {_summary(failure)}"]
     if failure.traceback:
         lines.append(failure.traceback.rstrip())
     elif not failure.exception:
         # It could not say itself what happened; its last words may.
-        lines += [f"    {line}" for line in _tail(logs.get(failure.rank, ""))]
+        lines += [
+            f"    {line}" for line in _tail(logs.get(failure.rank, "") if failure.role == "worker" else "")
+        ]
     if failure.exit_code == 128 + signal.SIGKILL:
         lines.append(
             f"{_NAME}nobody here killed it; when memory runs out the kernel does (`dmesg | grep -i oom`)"
@@ -108,11 +112,11 @@ def _first_failure(failure: Failure, num_workers: int, logs: Mapping[int, str]) 
 
 
 def _followers(failures: Iterable[Failure]) -> list[str]:
-    return [f"{_NAME}then worker {failure.rank} {_summary(failure)}" for failure in failures]
+    return [f"{_NAME}then {failure.role} {failure.rank} {_summary(failure)}" for failure in failures]
 
 
 def _stopped_by_us(outcome: Outcome) -> list[str]:
-    failed = {failure.rank for failure in outcome.failures}
+    failed = {failure.rank for failure in outcome.failures if failure.role == "worker"}
     ranks = [
         worker.rank
         for worker in outcome.workers
@@ -186,5 +190,5 @@ def _enumerated(ranks: Sequence[int]) -> str:
     return f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def _counted(count: int) -> str:
-    return f"{count} worker" if count == 1 else f"{count} workers"
+def _counted(count: int, noun: str = "worker") -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

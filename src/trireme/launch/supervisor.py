@@ -20,6 +20,7 @@ from trireme.launch.decision import (
     WorkerView,
     decide,
 )
+from trireme.launch.failure_file import Failure
 from trireme.launch.job import Job
 from trireme.launch.orphans import Orphans
 from trireme.launch.processes import WorkerProcess
@@ -65,15 +66,23 @@ def supervise(
     signals: Signals,
     orphans: Orphans,
     overseer: Overseer,
+    server_failures: Callable[[], Sequence[Failure]] = tuple,
+    revive: Callable[[], bool] = bool,
 ) -> Outcome:
-    """Watches until the run is over. The workers may still live then: see `end`."""
+    """Watches until the run is over. The workers may still live then: see `end`.
+
+    `server_failures` tells which parameter servers have failed, `revive` starts failed workers again that may be.
+    """
     started_s, failed_s, is_forwarded = time.monotonic(), None, False
     with _wake_up_at_ends(workers) as wait:
         while True:
             views = look(workers, board)
+            if revive():
+                continue
             now_s = time.monotonic()
             overseer.show(views)
-            if failed_s is None and any(view.failure for view in views):
+            of_servers = tuple(server_failures())
+            if failed_s is None and (of_servers or any(view.failure for view in views)):
                 failed_s = now_s
             decision = decide(
                 Situation(
@@ -89,6 +98,7 @@ def supervise(
                     is_forwarded=is_forwarded,
                     is_whole_run=job.is_whole_run,
                     is_recalled=overseer.is_recalled,
+                    server_failures=of_servers,
                 )
             )
             if isinstance(decision, Outcome):

@@ -20,6 +20,9 @@ GENERATION = "TRIREME_GENERATION"
 TOKEN = "TRIREME_TOKEN"
 # What goes wrong in a test of what a run survives.
 FAULTS = "TRIREME_FAULTS"
+SERVER_SOCKETS = "TRIREME_SERVER_SOCKETS"
+SNAPSHOTS = "TRIREME_SNAPSHOTS"
+SNAPSHOT_INTERVAL_S = "TRIREME_SNAPSHOT_INTERVAL_S"
 
 # What a launcher must not hand on when it runs inside a worker of another launcher.
 OF_ONE_WORKER = (
@@ -34,6 +37,7 @@ OF_ONE_WORKER = (
     BACKUP,
     BACKUP_EVERY,
     GENERATION,
+    SERVER_SOCKETS,
     LAUNCHER,
     TOKEN,
 )

@@ -56,10 +56,11 @@ def main(work: Callable[[], None]) -> None:
             for the launcher to show; else it is printed as Python does.
     """
     _tie_to_launcher()
-    rank = resolve(os.environ).rank
+    cluster = resolve(os.environ)
+    rank = cluster.rank
     board = Board.attach(os.environ)
     _keep_to_this_process()
-    _answer_with_stacks(rank)
+    _answer_with_stacks(rank, cluster.role)
     _write_line_by_line()
     if board is not None:
         board.post(rank, state=STARTING)
@@ -67,7 +68,7 @@ def main(work: Callable[[], None]) -> None:
         work()
     except BaseException as error:
         code = failure_file.exit_code(error)
-        _tell(error, rank, board)
+        _tell(error, rank, cluster.role, board)
         sys.exit(code)
 
 
@@ -79,13 +80,13 @@ def begin_user_code() -> None:
         board.close()
 
 
-def _tell(error: BaseException, rank: int, board: Board | None) -> None:
+def _tell(error: BaseException, rank: int, role: str, board: Board | None) -> None:
     path = os.environ.get(FAILURE_FILE)
     if isinstance(error, SystemExit) and not isinstance(error.code, (int, type(None))):
         print(error.code, file=sys.stderr)
     if path:
         step = board.read()[rank].step if board is not None else None
-        failure_file.write(path, failure_file.from_exception(error, rank, step))
+        failure_file.write(path, failure_file.from_exception(error, rank, step, role))
     if isinstance(error, SystemExit):
         return
     has_own_hook = sys.excepthook is not sys.__excepthook__
@@ -109,14 +110,14 @@ def _keep_to_this_process() -> None:
             os.set_inheritable(int(number), False)
 
 
-def _answer_with_stacks(rank: int) -> None:
+def _answer_with_stacks(rank: int, role: str) -> None:
     """Has SIGUSR1 write the stacks of all threads to a file, whatever the threads are doing."""
     if not faulthandler.is_enabled():
         faulthandler.enable()
     log_dir = os.environ.get(LOG_DIR)
     if log_dir:
         # Unbuffered, and open for as long as the process lives: the signal's handler knows the descriptor only.
-        file = open(stacks_file(log_dir, rank), "wb", buffering=0)  # noqa: SIM115
+        file = open(stacks_file(log_dir, rank, role), "wb", buffering=0)  # noqa: SIM115
         _open_files.append(file)
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
 

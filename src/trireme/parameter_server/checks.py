@@ -16,8 +16,8 @@ from trireme.parameter_server.shares import Shares
 Slices = Mapping[str, Slice]
 
 
-def wrong_in_hello(hello: Hello, rules: Rules, placement: str | None) -> str | None:
-    """A worker of another run, or one that places other variables on the servers than the first one did."""
+def wrong_in_hello(hello: Hello, rules: Rules, placement: str | None, told_by_workers: bool) -> str | None:
+    """A worker of another run, or one that trains in another way than the first one does."""
     if hello.run_id != rules.run_id:
         return f"this server belongs to run {rules.run_id!r}, the worker to run {hello.run_id!r}"
     if placement not in (None, hello.placement):
@@ -25,6 +25,8 @@ def wrong_in_hello(hello: Hello, rules: Rules, placement: str | None) -> str | N
             "this worker places other variables on the servers than the first one did "
             f"({hello.placement}, not {placement}): all must build the same model"
         )
+    if told_by_workers and placement is not None and hello.max_staleness != rules.max_staleness:
+        return f"max_staleness is {rules.max_staleness} on other workers, {hello.max_staleness} on this one"
     return None
 
 

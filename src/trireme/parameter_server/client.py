@@ -70,6 +70,7 @@ class Client:
         worker: int,
         placement: Placement,
         *,
+        max_staleness: int | None = None,
         run_id: str = "",
         keys: WorkerKeys | None = None,
         deadlines: Deadlines | None = None,
@@ -82,6 +83,7 @@ class Client:
         self.worker = worker
         self.step = 0
         self._run_id = run_id
+        self._max_staleness = max_staleness
         self._is_ready = False
         self._idle_epoch: int | None = None
         self._statistics = ClientStatistics()
@@ -162,17 +164,21 @@ class Client:
         """
         return self.start_pull(rows, variables).result()
 
-    def next_range(self, epoch: int, num_rows: int, batch_rows: int) -> Range | Over:
+    def next_range(
+        self, epoch: int, num_rows: int, batch_rows: int, *, may_open: bool = True, what: str = ""
+    ) -> Range | Over:
         """The next rows for this worker, or the end of the epoch with everybody's totals.
 
         The epoch has `num_rows` rows; ranges are multiples of `batch_rows`. Waits while others work on the last
-        rows, since those come back if a worker is lost. Numbers of epochs only grow.
+        rows, since those come back if a worker is lost. Numbers of epochs only grow; one that was passed over is
+        over, without totals. Without `may_open` this waits until another worker has begun the epoch. `what` says
+        in words what the rows are for, and must be the same for all that take rows of an epoch.
         """
-        answer = self._ask(NextRange(epoch, num_rows, batch_rows, is_idle=False))
+        answer = self._ask(NextRange(epoch, num_rows, batch_rows, False, may_open, what))
         if isinstance(answer, Done):
             self._idle_epoch = epoch
             self._ask_all(Idle(epoch), "its note that this worker is idle")
-            answer = self._ask(NextRange(epoch, num_rows, batch_rows, is_idle=True))
+            answer = self._ask(NextRange(epoch, num_rows, batch_rows, True, may_open, what))
         if isinstance(answer, RangeGranted):
             if self._idle_epoch is not None:
                 self._set_step(answer.step)
@@ -219,6 +225,11 @@ class Client:
             self._session.close()
 
     @property
+    def num_updates(self) -> int:
+        """How many updates are part of the weights that were pulled last; on the server that is furthest."""
+        return max(self._versions)
+
+    @property
     def statistics(self) -> ClientStatistics:
         """Counts so far. `lost_updates`: pushes that a restarted server does not have."""
         self._statistics.lost_updates = sum(c.lost_updates for c in self._session.connections)
@@ -243,7 +254,10 @@ class Client:
         answered = tuple(number for number in numbers if number not in connection.open)
         steps = [request.body.step for request in connection.open.values() if isinstance(request.body, Push)]
         step = min([self.step, *steps]) if self._is_ready else None
-        return Hello(self._run_id, self.placement.fingerprint, first_number, answered, step, self._idle_epoch)
+        return Hello(
+            self._run_id, self.placement.fingerprint, first_number, answered, step, self._idle_epoch,
+            self._max_staleness,
+        )  # fmt: skip
 
     def on_return(self, server: int, welcome: Welcome) -> None:
         """A server had lost this worker, or had been lost itself: go on where the others are."""

@@ -40,7 +40,8 @@ class Body:
 class Hello(Body):
     """First words on every connection. `first_number` is that of the oldest request without an answer, `answered`
     are later ones that have theirs. `step` is None for a process that has not trained yet, else the oldest step
-    that it can still push. `placement` is the placement's fingerprint."""
+    that it can still push. `placement` is the placement's fingerprint. `max_staleness` counts where the server's
+    rules leave it to the workers."""
 
     kind = "hello"
     run_id: str
@@ -49,6 +50,7 @@ class Hello(Body):
     answered: tuple[int, ...] = ()
     step: int | None = None
     idle_epoch: int | None = None
+    max_staleness: int | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,10 @@ class NextRange(Body):
     """Asks for rows to train on; the epoch has `num_rows`, handed out in multiples of `batch_rows`.
 
     Without rows left, a worker that `is_idle` gets its answer when there are some again or the epoch is over;
-    another one gets an unused `Done` at once, so that it can first tell all servers that it is idle.
+    another one gets an unused `Done` at once, so that it can first tell all servers that it is idle. Only a worker
+    that `may_open` begins an epoch; the others' answers wait for that, and in lock step their pushes are waited for
+    from its first step on. `what` says in words what the rows
+    are for: all that share an epoch must agree.
     """
 
     kind = "next_range"
@@ -115,6 +120,8 @@ class NextRange(Body):
     num_rows: int
     batch_rows: int
     is_idle: bool
+    may_open: bool = True
+    what: str = ""
 
 
 @dataclass(frozen=True)

@@ -11,40 +11,22 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from trireme.errors import UsageError
 from trireme.parameter_server.dtypes import dtype_of
 from trireme.parameter_server.gradients import Gradient, NDArray, RowGradient
-
-
-@dataclass(frozen=True)
-class VariableSpec:
-    """What the servers must know about one variable.
-
-    `initializer` describes the initial value in words that the servers' `Updater` understands (plain JSON);
-    None means that the chief sends the value. A table that no worker can hold needs an initializer.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str = "float32"
-    trainable: bool = True
-    initializer: Mapping[str, Any] | None = None
-
-    @property
-    def num_rows(self) -> int:
-        """Length of the first axis; a scalar is one row."""
-        return self.shape[0] if self.shape else 1
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * dtype_of(self.dtype).itemsize
+from trireme.parameter_server.partitioners import (
+    MinSizePartitioner,
+    Partitioner,
+    VariableSpec,
+    require_positive,
+)
 
 
 @dataclass(frozen=True)
@@ -72,64 +54,6 @@ class Slice:
     def is_whole(self) -> bool:
         """Is this the only slice of its variable?"""
         return self.shape == self.variable_shape
-
-
-Partitioner: TypeAlias = Callable[[VariableSpec], int]
-
-
-@dataclass(frozen=True)
-class FixedShardsPartitioner:
-    """Cuts every variable into `num_shards` slices, or into single rows if it has fewer."""
-
-    num_shards: int
-
-    def __post_init__(self) -> None:
-        _require_positive(num_shards=self.num_shards)
-
-    def __call__(self, variable: VariableSpec) -> int:
-        return _between(1, self.num_shards, variable.num_rows)
-
-
-@dataclass(frozen=True)
-class MinSizePartitioner:
-    """Cuts a variable into as many slices as possible, at most `max_shards`, none under `min_shard_bytes`."""
-
-    min_shard_bytes: int = 256 << 10
-    max_shards: int = 1
-
-    def __post_init__(self) -> None:
-        _require_positive(min_shard_bytes=self.min_shard_bytes, max_shards=self.max_shards)
-
-    def __call__(self, variable: VariableSpec) -> int:
-        row_bytes = variable.nbytes // max(1, variable.num_rows)
-        if row_bytes == 0:
-            return 1
-        rows_per_slice = math.ceil(self.min_shard_bytes / row_bytes)
-        return _between(1, min(self.max_shards, variable.num_rows // rows_per_slice), variable.num_rows)
-
-
-@dataclass(frozen=True)
-class MaxSizePartitioner:
-    """Cuts a variable into as few slices as possible, none over `max_shard_bytes`.
-
-    A single row is never cut, and `max_shards` wins over the size.
-    """
-
-    max_shard_bytes: int
-    max_shards: int | None = None
-
-    def __post_init__(self) -> None:
-        _require_positive(max_shard_bytes=self.max_shard_bytes)
-        if self.max_shards is not None:
-            _require_positive(max_shards=self.max_shards)
-
-    def __call__(self, variable: VariableSpec) -> int:
-        row_bytes = variable.nbytes // max(1, variable.num_rows)
-        if row_bytes == 0:
-            return 1
-        rows_per_slice = max(1, self.max_shard_bytes // row_bytes)
-        num_slices = math.ceil(variable.num_rows / rows_per_slice)
-        return _between(1, num_slices, min(variable.num_rows, self.max_shards or num_slices))
 
 
 def cut(variable: VariableSpec, num_slices: int) -> list[Slice]:
@@ -176,11 +100,16 @@ class Placement:
                 yield piece, slice(int(first), int(last))
 
     def split_gradient(self, variable: str, gradient: Gradient) -> Iterator[tuple[Slice, Gradient]]:
-        """The parts of a gradient of the whole variable; `gradient.rows` must be ascending."""
+        """The parts of a gradient of the whole variable; `gradient.rows` must be ascending.
+
+        A slice that holds none of the rows gets a gradient of no rows: it had one, which is zero.
+        """
         if not isinstance(gradient, RowGradient):
             yield from self.split(variable, gradient)
             return
-        for piece, part in self.split_rows(variable, gradient.rows):
+        parts = {piece.name: part for piece, part in self.split_rows(variable, gradient.rows)}
+        for piece in self.by_variable[variable]:
+            part = parts.get(piece.name, slice(0, 0))
             yield piece, RowGradient(gradient.rows[part] - piece.start, gradient.values[part])
 
 
@@ -192,7 +121,7 @@ def place(
     No server ends with more than the mean plus one slice (Graham, 1969: a third over the best possible).
     The default partitioner gives each server at most one slice of each variable, none under 256 KiB.
     """
-    _require_positive(num_servers=num_servers)
+    require_positive(num_servers=num_servers)
     _require_distinct([variable.name for variable in variables])
     count = partitioner or MinSizePartitioner(max_shards=num_servers)
     by_variable = {variable.name: tuple(cut(variable, count(variable))) for variable in variables}
@@ -222,13 +151,3 @@ def _require_distinct(names: Sequence[str]) -> None:
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise UsageError(f"every variable and slice needs its own name, but {twice} occur more than once")
-
-
-def _between(low: int, value: int, high: int) -> int:
-    return max(low, min(value, high))
-
-
-def _require_positive(**values: int) -> None:
-    for name, value in values.items():
-        if value < 1:
-            raise UsageError(f"{name} must be at least 1, got {value}")

@@ -6,13 +6,17 @@ from dataclasses import dataclass
 
 from trireme.errors import UsageError
 
+# A `max_staleness` that the first worker's greeting decides, for servers that start before the user's program.
+TOLD_BY_WORKERS = -1
+
 
 @dataclass(frozen=True)
 class Rules:
     """How the servers of a run behave; equal on all of them except for `is_chief` (it hands out the rows).
 
     `max_staleness`: None, a worker never waits for another; k, it may be k steps ahead of the slowest; 0, lock
-    step: the pushes of a step become one update. `reduction` says how: "mean" or "sum", both by weight.
+    step: the pushes of a step become one update; `TOLD_BY_WORKERS`, the first worker's greeting says which.
+    `reduction` says how pushes become an update: "mean" or "sum", both by weight.
     A worker that is silent for `worker_timeout_s` is lost.
     """
 
@@ -26,7 +30,7 @@ class Rules:
     def __post_init__(self) -> None:
         if self.num_workers < 1:
             raise UsageError(f"num_workers must be at least 1, got {self.num_workers}")
-        if self.max_staleness is not None and self.max_staleness < 0:
+        if self.max_staleness is not None and self.max_staleness < TOLD_BY_WORKERS:
             raise UsageError(f"max_staleness must be None or at least 0, got {self.max_staleness}")
         if self.reduction not in ("mean", "sum"):
             raise UsageError(f"reduction must be 'mean' or 'sum', got {self.reduction!r}")

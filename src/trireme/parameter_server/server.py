@@ -146,6 +146,8 @@ class Server:
             self.updater.create(piece, None if value is None else np.array(value))
 
     def _configure(self, settings: Mapping[str, Any]) -> None:
+        # Settings may change values: an optimizer's averages may take their place.
+        self._values.clear()
         self.updater.configure(settings)
         if self.saver:
             self.saver.settings |= settings

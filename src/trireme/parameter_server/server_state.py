@@ -7,6 +7,7 @@ process that claims the same rank, is an order of events here, so each race is a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from trireme.parameter_server import checks
@@ -38,9 +39,12 @@ from trireme.parameter_server.messages import (
     Welcome,
 )
 from trireme.parameter_server.partition import Slice
-from trireme.parameter_server.rules import Rules, Statistics, Tick
+from trireme.parameter_server.rules import TOLD_BY_WORKERS, Rules, Statistics, Tick
 from trireme.parameter_server.shares import Over, Range, Shares
 from trireme.parameter_server.steps import Receipt, Steps
+
+# Which worker others are told to be waiting for when an epoch was not begun: in practice only the chief begins any.
+_OPENS_EPOCHS = 0
 
 
 class ServerState:
@@ -51,9 +55,10 @@ class ServerState:
         self.statistics = Statistics()
         self.slices: dict[str, Slice] = {}
         self.is_initialised = False
-        self.steps = Steps(rules.num_workers, rules.max_staleness)
         self.shares = Shares(rules.num_workers)
+        self._set_rules(rules)
         self._boot = boot
+        self._told_by_workers = rules.max_staleness == TOLD_BY_WORKERS
         self._placement: str | None = None
         self._finished: set[int] = set()
         self._gone: set[int] = set()
@@ -78,6 +83,7 @@ class ServerState:
         """What a snapshot must hold beside the arrays (plain JSON)."""
         return {
             "version": self.steps.version,
+            "max_staleness": self.rules.max_staleness,
             "workers": self.steps.record(),
             "placement": self._placement,
             "finished": sorted(self._finished),
@@ -85,6 +91,7 @@ class ServerState:
 
     def restore(self, record: Mapping[str, Any], slices: list[Slice]) -> None:
         """Goes back to a recorded state; its workers are waited for, and must say hello again."""
+        self._set_rules(replace(self.rules, max_staleness=record["max_staleness"]))
         self.steps.version = int(record["version"])
         self.steps.restore(record["workers"])
         self._placement = record["placement"]
@@ -98,8 +105,10 @@ class ServerState:
         blockers: set[int] = set()
         if self.steps.open_requests(worker) or any(isinstance(request.body, Pull) for request in waiting):
             blockers |= self.steps.blockers(worker) if self.is_initialised else {0}
-        if any(isinstance(request.body, NextRange) for request in waiting):
-            blockers |= set(self.shares.holders())
+        for body in (request.body for request in waiting):
+            if isinstance(body, NextRange):
+                is_unopened = self.shares.waits_for_opening(body.epoch)
+                blockers |= {_OPENS_EPOCHS} if is_unopened else set(self.shares.holders())
         return blockers - {worker}
 
     def _on_tick(self, tick: Tick) -> list[Instruction]:
@@ -139,13 +148,15 @@ class ServerState:
         sender = request.sender
         member = self.steps.members.get(sender.worker)
         is_other = member is not None and member.sender != sender
-        wrong = checks.wrong_in_hello(hello, self.rules, self._placement)
+        wrong = checks.wrong_in_hello(hello, self.rules, self._placement, self._told_by_workers)
         if wrong:
             return _refuse(request, "invalid", wrong)
         # A restored member may be an earlier life of the one that speaks, or the speaker one of a newer member.
         if member is not None and hello.step is not None and sender.session < member.sender.session:
             return _refuse(request, "superseded", f"another process has become worker {sender.worker}")
         self._placement = hello.placement
+        if self.rules.max_staleness == TOLD_BY_WORKERS:
+            self._set_rules(replace(self.rules, max_staleness=hello.max_staleness))
         instructions = self._lose(sender.worker, "was started again") if is_other else []
         lacks_from = self.steps.join(sender, hello.step, hello.idle_epoch)
         member = self.steps.members[sender.worker]
@@ -265,7 +276,9 @@ class ServerState:
     def _answer_next_range(self, request: Request) -> Instruction | None:
         ask, sender = request.body, request.sender
         assert isinstance(ask, NextRange)
-        outcome = self.shares.request(sender.worker, ask.epoch, ask.num_rows, ask.batch_rows)
+        outcome = self.shares.request(
+            sender.worker, ask.epoch, ask.num_rows, ask.batch_rows, ask.may_open, ask.what
+        )
         body: Body
         match outcome:
             case Range():
@@ -278,7 +291,7 @@ class ServerState:
                 body = EpochOver(outcome.epoch, self.shares.over_step(outcome.epoch), outcome.totals)
             case str():
                 body = Refused("invalid", outcome)
-            case None if ask.is_idle:
+            case None if ask.is_idle or self.shares.waits_for_opening(ask.epoch):
                 return None
             case None:
                 body = Done(is_used=False)
@@ -300,6 +313,11 @@ class ServerState:
         self._greeted.discard(worker)
         self._waiting.pop(worker, None)
         self._hearing.forget(worker)
+
+    def _set_rules(self, rules: Rules) -> None:
+        self.rules = rules
+        self.steps = Steps(rules.num_workers, rules.max_staleness)
+        self.shares.is_lock_step = rules.max_staleness == 0
 
     def _is_finished(self) -> bool:
         return bool(self._finished) and len(self._finished | self._gone) == self.rules.num_workers

@@ -49,6 +49,7 @@ class _Epoch:
     number: int
     num_rows: int
     batch_rows: int
+    what: str = ""
     next_row: int = 0
     rows_done: int = 0
     next_id: int = 0
@@ -64,13 +65,17 @@ class _Epoch:
 
 
 class Shares:
-    """Who works on which rows. Every change is also an entry of a journal (plain JSON), see `entries`.
+    """Who works on which rows.
+
+    In lock step a range is one batch: the ranges that are handed out between two updates are then the rows of one
+    update, in their order. Every change is also an entry of a journal (plain JSON), see `entries`.
 
     The same entries fed to `replay` of a fresh object give the same state: that is how a server that was
     killed goes on without counting a row twice. An "open" entry makes all entries before it superfluous.
     """
 
     def __init__(self, num_workers: int) -> None:
+        self.is_lock_step = False
         self._num_workers = num_workers
         self._epoch = _Epoch(-1, 0, 1)
         self._last_over: Over | None = None
@@ -85,6 +90,10 @@ class Shares:
     def is_over(self) -> bool:
         return self._epoch.is_over
 
+    def waits_for_opening(self, epoch: int) -> bool:
+        """Whether nothing but its beginning keeps workers from taking rows of `epoch`."""
+        return epoch > self._epoch.number and self._epoch.is_over
+
     def holders(self) -> list[int]:
         """The workers with an unfinished range."""
         return sorted(self._epoch.held)
@@ -94,19 +103,23 @@ class Shares:
         entries, self._entries = self._entries, []
         return entries
 
-    def request(self, worker: int, epoch: int, num_rows: int, batch_rows: int) -> Range | Over | str | None:
+    def request(
+        self, worker: int, epoch: int, num_rows: int, batch_rows: int, may_open: bool = True, what: str = ""
+    ) -> Range | Over | str | None:
         """What `worker` does next in `epoch`: a range, or the epoch is over, or None: ask again later.
 
         Asking again before `done` gives the same range. Text tells why the request cannot be met.
         """
         current = self._epoch
+        if epoch == current.number and what != current.what:
+            return f"worker {worker} asks for rows to {what}, while those of the others are to {current.what}"
         if epoch < current.number or (epoch == current.number and current.is_over):
             return self._over(epoch)
         if epoch > current.number:
-            if not current.is_over:
+            if not current.is_over or not may_open:
                 return None
-            self._open(epoch, num_rows, batch_rows)
-            return self.request(worker, epoch, num_rows, batch_rows)
+            self._open(epoch, num_rows, batch_rows, what)
+            return self.request(worker, epoch, num_rows, batch_rows, may_open, what)
         if (num_rows, batch_rows) != (current.num_rows, current.batch_rows):
             return (
                 f"epoch {epoch} was opened with {current.num_rows} rows in batches of {current.batch_rows}, "
@@ -161,7 +174,7 @@ class Shares:
             content = {name: value for name, value in entry.items() if name != "what"}
             if entry["what"] == "open":
                 previous, totals = content.pop("previous"), _from_lists(content.pop("previous_totals"))
-                self._open(**content)
+                self._open(what=content.pop("purpose"), **content)
                 self._last_over = Over(previous, totals)
             elif entry["what"] == "hand_out":
                 self._hand_out(**content)
@@ -174,11 +187,12 @@ class Shares:
                 self.lost(**content)
         self._entries = []
 
-    def _open(self, epoch: int, num_rows: int, batch_rows: int) -> None:
+    def _open(self, epoch: int, num_rows: int, batch_rows: int, what: str) -> None:
         over = self._last_over = Over(self._epoch.number, self._epoch.totals)
-        self._epoch = _Epoch(epoch, num_rows, batch_rows)
+        self._epoch = _Epoch(epoch, num_rows, batch_rows, what)
         previous = {"previous": over.epoch, "previous_totals": _to_lists(over.totals)}
-        self._note("open", epoch=epoch, num_rows=num_rows, batch_rows=batch_rows, **previous)
+        note = {"epoch": epoch, "num_rows": num_rows, "batch_rows": batch_rows, "purpose": what}
+        self._note("open", **note, **previous)
 
     def _over(self, epoch: int) -> Over:
         if epoch == self._epoch.number:
@@ -208,6 +222,8 @@ class Shares:
     def _size(self, rows_left: int) -> int:
         even_share = rows_left // (self._num_workers * _RANGES_PER_EVEN_SHARE)
         batch_rows = self._epoch.batch_rows
+        if self.is_lock_step:
+            return batch_rows
         return max(batch_rows, even_share // batch_rows * batch_rows)
 
     def _note(self, what: str, **content: Any) -> None:

@@ -5,12 +5,14 @@ from collections.abc import Callable
 from trireme.errors import UsageError
 from trireme.strategies.mirrored import MirroredStrategy, MultiWorkerMirroredStrategy
 from trireme.strategies.one_device import OneDeviceStrategy
+from trireme.strategies.parameter_server import ParameterServerStrategy
 from trireme.strategies.strategy import Strategy, get_strategy, is_chief
 
 __all__ = [
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
+    "ParameterServerStrategy",
     "Strategy",
     "by_name",
     "get_strategy",
@@ -20,6 +22,7 @@ __all__ = [
 _BY_NAME: dict[str, Callable[[], Strategy]] = {
     "mirrored": MirroredStrategy,
     "multi_worker_mirrored": MultiWorkerMirroredStrategy,
+    "parameter_server": ParameterServerStrategy,
     "one_device": OneDeviceStrategy,
 }
 

@@ -35,6 +35,12 @@ class MirroredStrategy(Strategy):
             raise UsageError(
                 f"num_replicas is {num_replicas!r}; it must be a whole number of at least 1, or None."
             )
+        servers = resolve(os.environ).servers
+        if is_worker() and servers:
+            raise UsageError(
+                f"{type(self).__name__} has no use for the {len(servers)} parameter servers of this run. Leave out "
+                "--servers, or take ParameterServerStrategy."
+            )
         backend = loaded_backend()
         cluster = backend.cluster if is_worker() else _cluster_of_plain_process(backend, num_replicas)
         if num_replicas not in (None, cluster.num_replicas):

@@ -34,6 +34,9 @@ class Strategy:
         backend: the Keras backend's side of it.
     """
 
+    # Whether workers go their own pace, by way of parameter servers.
+    is_asynchronous = False
+
     def __init__(self, cluster: Cluster, backend: Any) -> None:
         self.cluster = cluster
         self.backend = backend

@@ -39,7 +39,7 @@ class ShardedArrays(ShardedAdapter):
             num_rows = tf.shape(numbers)[0]
             start, stop = rows_of(num_rows, self.rank, self.num_workers)
             mine = numbers[start:stop]
-            return Shard(num_rows, tree.traverse(lambda leaf: _take(leaf, mine), inputs))
+            return Shard(num_rows, tree.traverse(lambda leaf: take_numbered(leaf, mine), inputs))
 
         rows = tf.data.Dataset.zip((row_numbers, inputs))
         rows = rows.map(take, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
@@ -49,7 +49,8 @@ class ShardedArrays(ShardedAdapter):
         return rows.with_options(options).prefetch(tf.data.AUTOTUNE)
 
 
-def _take(leaf, numbers):
+def take_numbered(leaf, numbers):
+    """Returns the rows of a leaf of whole inputs."""
     if isinstance(leaf, array_slicing.TensorflowSparseWrapper):
         return array_slicing.slice_tensorflow_sparse_wrapper(leaf, numbers)
     if isinstance(leaf, (list, tuple, dict)):

@@ -1,0 +1,18 @@
+"""Asynchronous training: what Keras' side of the servers and of their workers has in common for all backends."""
+
+import importlib
+
+
+def backend_side(name):
+    """Returns the module in which the Keras backend `name` does its part. It has these functions:
+
+    - `replace_apply(optimizer, exchange)` makes `optimizer.apply`, inside the step, push the gradients and assign the
+      values that come back;
+    - `look_up(strategy, layer, ids, anchor)` returns rows of a remote layer's table as a tensor through which gradients
+      flow;
+    - `batches(adapter)` returns the batches of a `RangedArrays` as Keras' trainer iterates over them;
+    - `compile_update(optimizer, variables)` returns, for a server, a function that takes a list of arrays, the
+      gradients of these variables, and makes the optimizer's step;
+    - `values_in_steps(model, variables)` returns the values that the last step left in variables, as arrays.
+    """
+    return importlib.import_module(f"trireme.backends.{name}.parameter_server")

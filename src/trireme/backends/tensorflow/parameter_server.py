@@ -1,0 +1,97 @@
+"""TensorFlow's side of asynchronous training: the exchange inside the traced step, rows as a `tf.data.Dataset`."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trireme.backends.tensorflow.data import take_numbered
+from trireme.parameter_server import RowGradient
+
+
+def replace_apply(optimizer, exchange):
+    """See `backend_side`."""
+    description = exchange.description
+    position = {id(variable): index for index, variable in enumerate(description.variables)}
+
+    def apply(grads, trainable_variables=None):
+        variables = optimizer._trainable_variables if trainable_variables is None else trainable_variables
+        pairs = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
+        if not pairs:
+            raise ValueError("No gradients provided for any variable.")
+        packed = [_packed(gradient) for gradient, _ in pairs]
+        # Of variables that no server has, the anchors of tables, gradients only say that the backward pass is over.
+        positions = [position.get(id(variable)) for _, variable in pairs]
+
+        def call(*flat):
+            rest, gradients = list(flat), [None] * len(description.variables)
+            for index, parts in zip(positions, packed, strict=True):
+                arrays = [rest.pop(0) for _ in parts]
+                if index is not None:
+                    gradients[index] = arrays[0] if len(arrays) == 1 else RowGradient(*arrays)
+            values = exchange.step(gradients)
+            return [*values, np.int64(exchange.num_updates)]
+
+        dtypes = [variable.value.dtype for variable in description.variables]
+        *values, num_updates = tf.numpy_function(call, tf.nest.flatten(packed), [*dtypes, tf.int64])
+        for variable, value in zip(description.variables, values, strict=True):
+            variable.assign(tf.ensure_shape(value, variable.shape))
+        optimizer._iterations.assign(tf.ensure_shape(num_updates, ()))
+
+    object.__setattr__(optimizer, "apply", apply)
+
+
+def _packed(gradient):
+    if isinstance(gradient, tf.IndexedSlices):
+        return [tf.cast(gradient.indices, tf.int64), gradient.values]
+    return [gradient]
+
+
+def look_up(strategy, layer, ids, anchor):
+    """See `backend_side`."""
+
+    @tf.custom_gradient
+    def rows_of(anchor):
+        rows = tf.numpy_function(
+            lambda ids: strategy.exchange.look_up(layer, ids), [ids], layer.variable_dtype
+        )
+        rows.set_shape([*ids.shape, layer.output_dim])
+
+        def keep(ids, gradient):
+            strategy.exchange.keep_row_gradient(layer, ids, gradient)
+            return np.zeros((), anchor.dtype.as_numpy_dtype)
+
+        def backward(upstream):
+            zero = tf.numpy_function(keep, [ids, upstream], anchor.dtype)
+            return tf.ensure_shape(zero, ())
+
+        return rows, backward
+
+    return rows_of(tf.convert_to_tensor(anchor))
+
+
+def batches(adapter):
+    """See `backend_side`. Nothing is read ahead: asking for the rows after a range says that the range is done."""
+    numbers = tf.data.Dataset.from_generator(
+        adapter.row_numbers, output_signature=tf.TensorSpec([None], tf.int64)
+    )
+    inputs = tf.data.Dataset.from_tensors(adapter.inputs).repeat()
+    rows = tf.data.Dataset.zip((numbers, inputs))
+    rows = rows.map(
+        lambda numbers, inputs: keras.tree.traverse(lambda leaf: take_numbered(leaf, numbers), inputs)
+    )
+    options = tf.data.Options()
+    # The inputs are one large constant: optimising the graph would copy it.
+    options.experimental_optimization.apply_default_optimizations = False
+    options.autotune.enabled = False
+    return rows.with_options(options)
+
+
+def compile_update(optimizer, variables):
+    """See `backend_side`."""
+    update = tf.function(lambda *gradients: optimizer.apply(list(gradients), variables), autograph=False)
+    return lambda gradients: update(*map(tf.convert_to_tensor, gradients))
+
+
+def values_in_steps(model, variables):
+    """See `backend_side`."""
+    return [variable.numpy() for variable in variables]
