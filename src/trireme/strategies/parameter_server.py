@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 from trireme.cluster.resolve import resolve
 from trireme.errors import UsageError
 from trireme.launch.relaunch import relaunch
-from trireme.launch.server_process import serve_parameters
 from trireme.launch.variables import SEED, SERVER_SOCKETS
 from trireme.parameter_server import Partitioner
 from trireme.strategies.mirrored import is_worker
@@ -59,7 +58,10 @@ class ParameterServerStrategy(Strategy):
             )
         cluster = resolve(os.environ)
         if cluster.role == "server":
-            # As `tf.distribute` has it, a `ps` task starts the same script, and is a server from here on.
+            # As `tf.distribute` has it, a `ps` task starts the same script, and is a server from here on. Not imported
+            # at the top, since `python -m` warns of a module that its package has loaded already.
+            from trireme.launch.server_process import serve_parameters
+
             sys.exit(serve_parameters())
         if not is_worker():
             _become_a_run(bool(cluster.servers))
