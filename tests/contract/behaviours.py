@@ -292,3 +292,137 @@ def _adapter(x, y):
     from trireme.backends.adapters import choose_adapter
 
     return choose_adapter(x, y, batch_size=7, shuffle=False)
+
+
+@behaviour
+def metrics_that_cannot_be_put_together(strategy, folder):
+    import keras
+
+    class Largest(keras.metrics.Metric):
+        def __init__(self, aggregation="sum", start="zeros", offset=-100):
+            super().__init__(name="largest")
+            self.offset = offset
+            self.largest = self.add_variable((), start, aggregation=aggregation, name="value")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.largest.assign(keras.ops.maximum(self.largest, keras.ops.max(y_pred + self.offset)))
+
+        def result(self):
+            return self.largest + 0.0
+
+    class Listed(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="listed")
+            self.seen = []
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.seen.append(y_pred.shape[0])
+
+        def result(self):
+            return keras.ops.convert_to_tensor(0.0)
+
+    x, y = rows(24)
+    messages = {}
+    for name, metric in {
+        "a running maximum": Largest(),
+        "a running maximum from minus infinity": Largest(start=keras.initializers.Constant(float("-inf"))),
+        "a maximum of each worker's own": Largest("none", offset=100),
+        "a list": Listed(),
+    }.items():
+        epochs = []
+        callback = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs, seen=epochs: seen.append(logs)
+        )
+        model = mlp(strategy, metrics=[metric])
+        try:
+            model.fit(x, y, batch_size=8, verbose=0, callbacks=[callback])
+            messages[name] = f"was taken: {epochs}"
+        except Exception as error:
+            messages[name] = f"{type(error).__name__}: {error}" if not epochs else f"too late: {epochs}"
+    return messages
+
+
+@behaviour
+def loops_that_cannot_be_right(strategy, folder):
+    """Other weights on each worker; on JAX, any loop outside of Keras' own on several processes."""
+    import keras
+    import numpy as np
+
+    keras.utils.set_random_seed(strategy.cluster.rank)
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.SGD(0.1)
+    gradients = [keras.ops.ones_like(weight) for weight in model.trainable_weights]
+    try:
+        optimizer.apply_gradients(zip(gradients, model.trainable_weights, strict=True))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return f"was taken: {[np.asarray(weight).tolist() for weight in model.get_weights()]}"
+
+
+@behaviour
+def exchanges_of_accumulated_gradients(strategy, folder):
+    """How often as many numbers as the model has are summed over the workers."""
+    import keras
+
+    from trireme.backends.shared_memory import SharedMemoryGroup
+
+    if strategy.backend.name == "jax":
+        return None
+    x, y = rows(48)
+    model = mlp(strategy, keras.optimizers.SGD(0.1, gradient_accumulation_steps=3))
+    sums = []
+    if strategy.backend.name == "torch":
+        owner, name = strategy.backend.collectives, "start_sum"
+    else:
+        owner, name = SharedMemoryGroup, "reduce_into"
+    original = getattr(owner, name)
+
+    def spy(*arguments, **options):
+        arrays = arguments[1] if owner is SharedMemoryGroup else arguments[0]
+        sums.append(sum(len(array.reshape(-1)) for array in arrays))
+        return original(*arguments, **options)
+
+    setattr(owner, name, spy)
+    try:
+        model.fit(x, y, batch_size=8, verbose=0)
+    finally:
+        if owner is SharedMemoryGroup:
+            owner.reduce_into = original
+        else:
+            del owner.start_sum
+    return {"sums": sums.count(model.count_params()), "steps": int(model.optimizer.iterations)}
+
+
+@behaviour
+def what_verify_finds(strategy, folder):
+    """Models that differ from one device, each for a reason of its own."""
+    import keras
+
+    def sequential(*layers):
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Input((4,)), *layers, keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+        return model
+
+    class SumOfRows(keras.Sequential):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return keras.ops.sum(keras.ops.square(y - y_pred)) / 8
+
+    with strategy.scope():
+        sums = SumOfRows([keras.layers.Input((4,)), keras.layers.Dense(1)])
+        sums.compile(keras.optimizers.SGD(0.01), "mse")
+    x, y = rows(24)
+    models = {
+        "plain": sequential(keras.layers.Dense(3)),
+        "random": sequential(keras.layers.Dropout(0.5)),
+        "batch norm": sequential(keras.layers.BatchNormalization()),
+        "sum": sums,
+    }
+    reports = {}
+    for name, model in models.items():
+        before = [weight.copy() for weight in model.get_weights()]
+        report = strategy.verify(model, (x, y), batch_size=8, num_steps=2)
+        is_same = all((a == b).all() for a, b in zip(before, model.get_weights(), strict=True))
+        reports[name] = {"text": str(report), "is exact": report.is_exact, "left as it was": is_same}
+    return reports

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.contract.cases import CASES, run_cases
+from tests.contract.cases import CASES
+from tests.contract.run_cases import run_cases
 from tests.once import once
 from trireme.testing import run_workers
 
@@ -45,6 +46,7 @@ RUNTIME_CASES = (
 )
 
 BY_HAND = {
+    "accumulated_by_hand": (3.1, 325.5),
     "last_batch_of_3_by_hand": (2.0, 47.368421),
     "last_batch_of_1_by_hand": (6.0, 52.941176),
     "weights_under_sum_over_batch_size_by_hand": (1.0, 50.0),

@@ -132,3 +132,52 @@ def test_each_worker_takes_its_own_rows_only(results):
         assert first["mine"] == second["mine"] == [0, 1, 2, 3, 4, 5, 6]
     else:
         assert (first["mine"], second["mine"]) == ([0, 1, 2], [3, 4, 5, 6])
+
+
+def test_metrics_whose_state_is_no_sum_are_refused_by_name(results):
+    if results.way == "jax":
+        # One program sees all rows: any state is right.
+        return
+    for messages in results("metrics_that_cannot_be_put_together"):
+        for name in ("a running maximum", "a running maximum from minus infinity"):
+            assert messages[name].startswith("UsageError: The metric 'largest' (Largest) cannot be used"), (
+                messages
+            )
+        assert "changes Python attributes" in messages["a list"]
+    # What the chief has is everybody's, so it is another worker that finds its own to differ.
+    assert "so it must be the same on every worker" in messages["a maximum of each worker's own"]
+
+
+def test_loops_that_cannot_be_right_are_refused(results):
+    for message in results("loops_that_cannot_be_right"):
+        expected = (
+            "UsageError: The optimizer" if results.way == "jax" else "UsageError: A loop of your own begins"
+        )
+        assert message.startswith(expected)
+
+
+def test_accumulated_gradients_are_exchanged_once_per_update(results):
+    for counts in results("exchanges_of_accumulated_gradients"):
+        if results.way == "jax":
+            # There it is the compiler's affair.
+            assert counts is None
+        elif results.way != "tensorflow-runtime":
+            # Six micro-batches, an update after each three. What the graph exchanges by itself no one can count.
+            assert counts == {"sums": 2, "steps": 6}
+
+
+def test_verify_tells_models_that_differ_from_one_device_and_why(results):
+    first, second = results("what_verify_finds")
+    assert first == second
+    assert all(report["left as it was"] for report in first.values())
+    assert first["plain"]["is exact"]
+    reasons = {
+        "random": "Random layers (dropout",
+        "batch norm": "Batch normalization (batch_normalization",
+        "sum": "SumOfRows has a compute_loss of its own",
+    }
+    for name, reason in reasons.items():
+        if results.way == "jax":
+            assert first[name]["is exact"], first[name]["text"]
+        else:
+            assert not first[name]["is exact"] and reason in first[name]["text"], first[name]["text"]

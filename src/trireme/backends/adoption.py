@@ -11,15 +11,24 @@ import inspect
 import os
 import pathlib
 import shutil
+import types
+import weakref
 
-from trireme.backends import fitting, metrics
+import keras
+
+from trireme.backends import accumulators, fitting, metric_checks, metrics
 from trireme.backends.adapters import choose_adapter, split_validation
 from trireme.backends.callbacks import for_this_worker
 from trireme.backends.model_state import broadcast_state
 from trireme.backends.parameter_server.adoption import adopt as adopt_by_servers
+from trireme.backends.step import is_alone
 
 _ADOPTED_BY = "_trireme_strategy"
 _FOLLOWED = "_trireme_followed"
+# By identity, as Keras' layers compare.
+_adopted = weakref.WeakSet()
+_BELOW = "_trireme_below_"
+_KERAS_OWN = "_trireme_original"
 _ADAPTER_OPTIONS = ("batch_size", "steps_per_epoch", "shuffle", "class_weight")
 
 
@@ -45,6 +54,7 @@ def adopt(model, strategy):
         for name in ("fit", _FOLLOWED):
             object.__delattr__(model, name)
     object.__setattr__(model, _ADOPTED_BY, strategy)
+    _adopted.add(model)
     for method in (_fit, _evaluate, _predict, _train_on_batch, _test_on_batch, _predict_on_batch):
         _bind(model, strategy.backend, method)
     if strategy.cluster.num_workers > 1:
@@ -54,21 +64,62 @@ def adopt(model, strategy):
         _bind_metrics(model, strategy.backend)
 
 
+def strategy_of(model):
+    """Returns the strategy that has adopted `model`, or None."""
+    return vars(model).get(_ADOPTED_BY)
+
+
+def adopted_models():
+    """Returns the adopted models that still exist."""
+    return list(_adopted)
+
+
+def syncs_batch_norm(model):
+    """Whether the strategy of `model` takes batch statistics over all replicas."""
+    return getattr(strategy_of(model), "sync_batch_norm", False)
+
+
 def _bind(model, backend, method):
     name = method.__name__.removeprefix("_")
-    original = getattr(model, name)
+    owner = next(base for base in keras.Model.__mro__ if name in vars(base))
+    keras_own = getattr(vars(owner)[name], _KERAS_OWN, vars(owner)[name])
+    bound = _around(types.MethodType(keras_own, model), model, backend, method)
+    if getattr(type(model), name) is vars(owner)[name]:
+        object.__setattr__(model, name, bound)
+        return
+    # The method of a subclass, which may prepare its arguments first, stays in front; Keras' own is found below it.
+    object.__setattr__(model, _BELOW + name, bound)
+    if keras_own is vars(owner)[name]:
+        setattr(owner, name, _dispatching(keras_own, name))
+
+
+def _dispatching(keras_own, name):
+    @functools.wraps(keras_own)
+    def method(self, *args, **kwargs):
+        return vars(self).get(_BELOW + name, types.MethodType(keras_own, self))(*args, **kwargs)
+
+    setattr(method, _KERAS_OWN, keras_own)
+    return method
+
+
+def _around(original, model, backend, method):
     signature = inspect.signature(original)
 
     @functools.wraps(original)
     def bound(*args, **kwargs):
+        if is_alone():
+            backend.connect(model)
+            return original(*args, **kwargs)
         arguments = dict(signature.bind(*args, **kwargs).arguments)
         # What a signature collects in `**kwargs` is one argument here; spread it again.
         arguments.update(arguments.pop("kwargs", {}))
         with backend.calling(model):
             backend.connect(model)
+            if not backend.sees_global_batch:
+                metric_checks.watch(model, backend)
             return method(model, backend, original, arguments)
 
-    object.__setattr__(model, name, bound)
+    return bound
 
 
 def _follow(model, backend):
@@ -163,6 +214,8 @@ def _on_batch(model, backend, original, arguments, function_name):
     return_dict = arguments.pop("return_dict", False)
     if not backend.sees_global_batch:
         metrics.make_local(model, backend)
+        if function_name == "train_function":
+            accumulators.make_local(model, backend)
     with backend.sharding_batches(model, function_name):
         logs = original(**arguments, return_dict=True)
     if not backend.sees_global_batch:
@@ -179,7 +232,13 @@ def _predict_on_batch(model, backend, original, arguments):
 def _start(model, backend, arguments, during_fit=False, training=True):
     """What comes before `fit`, `evaluate` and `predict`: equal variables, one side effect, one decision."""
     if backend.cluster.num_workers > 1:
+        if during_fit:
+            # An interrupted `fit` has left them to each worker.
+            accumulators.make_global(model, backend)
         backend.build(model, arguments["x"], training)
+        if not backend.sees_global_batch:
+            # Building has made those that were given by their names or classes.
+            metric_checks.watch(model, backend)
         broadcast_state(model, backend)
         callbacks = for_this_worker(arguments.get("callbacks"), backend, during_fit)
         arguments["callbacks"] = callbacks
@@ -192,6 +251,7 @@ def _start(model, backend, arguments, during_fit=False, training=True):
 def _finish(model, backend):
     if not backend.sees_global_batch:
         metrics.make_global(model, backend)
+        accumulators.make_global(model, backend)
 
 
 def _bind_metrics(model, backend):
@@ -200,13 +260,21 @@ def _bind_metrics(model, backend):
 
     @functools.wraps(own_result)
     def get_metrics_result():
-        return own_result() if backend.is_tracing() else metrics.global_metrics(model, backend, own_result)
+        return (
+            own_result()
+            if backend.is_tracing() or is_alone()
+            else metrics.global_metrics(model, backend, own_result)
+        )
 
     @functools.wraps(own_result_or_logs)
     def get_metrics_result_or_logs(logs):
         result = own_result_or_logs(logs)
-        # Keras gives the last step's logs back where they are not the metrics': a step of the user's own.
-        return metrics.mean_logs(logs, backend) if result is logs and logs else result
+        if result is not logs or not logs or is_alone():
+            return result
+        # Keras gives the last step's logs back where they are not all the metrics': a step of the user's own.
+        of_metrics = {name: value for name, value in model.get_metrics_result().items() if name in logs}
+        rest = {name: value for name, value in logs.items() if name not in of_metrics}
+        return {**of_metrics, **metrics.mean_logs(rest, backend)} if rest else of_metrics
 
     object.__setattr__(model, "get_metrics_result", get_metrics_result)
     object.__setattr__(model, "_get_metrics_result_or_logs", get_metrics_result_or_logs)

@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 
+from trireme.backends import step
 from trireme.cluster.board import Board
 from trireme.cluster.cluster import Cluster
 
@@ -142,6 +143,15 @@ class Backend(abc.ABC):
     def connect(self, model):
         """Makes `model` exchange with the other replicas from its next step on. Harmless to repeat."""
 
+    def takes_over(self, optimizer, variables):
+        """Returns whether the gradients that `optimizer` is given are exchanged from this call of `apply` on.
+
+        Args:
+            optimizer: a Keras optimizer that no step of an adopted model has used.
+            variables: what it is to update, variables of an adopted model among them.
+        """
+        return False
+
     @abc.abstractmethod
     def build(self, model, adapter, training=True):
         """Creates the variables that the first batch of `adapter` would create, so that they can be made equal.
@@ -162,6 +172,12 @@ class Backend(abc.ABC):
         yield
 
     @contextlib.contextmanager
+    def alone(self):
+        """Lets adopted models train as on one device meanwhile: every worker by itself, with whole batches."""
+        with step.alone():
+            yield
+
+    @contextlib.contextmanager
     def sharding_batches(self, model, function_name):
         """Surrounds a call of `train_on_batch` and the like, which is given global batches.
 
@@ -179,6 +195,12 @@ class Backend(abc.ABC):
             yield
         finally:
             setattr(model, function_name, function)
+
+    def trying_once(self):
+        """Returns `try_once(trial, judge)` for use in steps, which in the first step with rows of this worker calls
+        `judge` with the values of the tensors that `trial()` returns, as NumPy arrays.
+        """
+        raise NotImplementedError(f"steps of {self.name} see whole batches")
 
     def sharded_function(self, function):
         """Returns `function`, one of Keras' loops over this worker's batches, as one that takes global batches."""

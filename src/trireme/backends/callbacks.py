@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras.src.utils import is_default
 
-from trireme.backends import metrics
+from trireme.backends import accumulators, metric_checks, metrics
 from trireme.backends.model_state import broadcast_state, take_chiefs_seeds
 
 CHIEF_ONLY = (
@@ -52,14 +52,23 @@ def _watches_batches(callback):
 
 
 class _LocalBatchLogs(keras.callbacks.Callback):
-    """Comes first: each worker's metrics count its own rows during the epoch."""
+    """Comes first: each worker's metrics and accumulators hold what comes of its own rows during the epoch."""
 
     def __init__(self, backend):
         super().__init__()
         self._backend = backend
 
     def on_train_batch_begin(self, batch, logs=None):
+        metric_checks.refuse_mistakes(self.model)
         metrics.make_local(self.model, self._backend)
+        accumulators.make_local(self.model, self._backend)
+
+    def on_test_batch_begin(self, batch, logs=None):
+        metric_checks.refuse_mistakes(self.model)
+
+    def on_epoch_end(self, epoch, logs=None):
+        # Before callbacks that save the model.
+        accumulators.make_global(self.model, self._backend)
 
 
 class _GlobalBatchLogs(_LocalBatchLogs):
@@ -67,6 +76,7 @@ class _GlobalBatchLogs(_LocalBatchLogs):
 
     def on_train_batch_end(self, batch, logs=None):
         self._put_global(logs)
+        accumulators.make_global(self.model, self._backend)
 
     def on_test_batch_end(self, batch, logs=None):
         self._put_global(logs)

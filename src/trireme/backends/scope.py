@@ -7,6 +7,7 @@ import sys
 
 import keras
 
+from trireme.backends import custom_loops
 from trireme.backends.adoption import adopt
 from trireme.backends.parameter_server import embedding
 
@@ -52,6 +53,7 @@ def _install():
     trainer.__init__ = _then_adopt(trainer.__init__)
     trainer.compile = _then_adopt(trainer.compile)
     embedding.install(_strategy.get)
+    custom_loops.install()
 
 
 def _then_adopt(method):

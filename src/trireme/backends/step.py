@@ -16,6 +16,7 @@ import contextvars
 import functools
 
 _step = contextvars.ContextVar("trireme_step", default=None)
+_is_alone = contextvars.ContextVar("trireme_is_alone", default=False)
 
 
 class Step:
@@ -26,14 +27,19 @@ class Step:
         num_local_rows: rows of this worker's part, a scalar integer tensor.
         share: `num_local_rows / num_rows`, a scalar float32 tensor; 0 for an empty batch.
         all_reduce: function that sums a float32 vector over the workers, inside the step.
+        mean_over_rows: function that takes a tensor, this worker's mean over its rows, to the mean over all rows,
+            with its gradient; None in steps that have no use for it.
+        syncs_batch_norm: whether batch normalization takes the statistics of all rows.
     """
 
-    def __init__(self, num_rows, num_local_rows, all_reduce):
+    def __init__(self, num_rows, num_local_rows, all_reduce, mean_over_rows=None, syncs_batch_norm=False):
         from keras import ops
 
         self.num_rows = num_rows
         self.num_local_rows = num_local_rows
         self.all_reduce = all_reduce
+        self.mean_over_rows = mean_over_rows
+        self.syncs_batch_norm = syncs_batch_norm
         self.share = ops.divide_no_nan(ops.cast(num_local_rows, "float32"), ops.cast(num_rows, "float32"))
 
     def per_share(self, value):
@@ -62,6 +68,21 @@ def running(step):
         yield step
     finally:
         _step.reset(token)
+
+
+@contextlib.contextmanager
+def alone():
+    """Lets adopted models train as Keras does without a strategy, on this worker, with whole batches."""
+    token = _is_alone.set(True)
+    try:
+        yield
+    finally:
+        _is_alone.reset(token)
+
+
+def is_alone():
+    """Whether this is inside `alone()`."""
+    return _is_alone.get()
 
 
 @functools.cache

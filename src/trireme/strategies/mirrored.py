@@ -23,6 +23,9 @@ class MirroredStrategy(Strategy):
     Args:
         num_replicas: number of copies. Default: all of the run's, or all devices of this machine. A CPU counts as
             one device; with a number, as many as asked for.
+        sync_batch_norm: whether `keras.layers.BatchNormalization` takes the mean and variance of the rows of all
+            replicas, as one device would. Default: on tensorflow and torch each replica normalises by its own rows,
+            and the moving statistics are averaged; on jax they are those of all rows in any case.
 
     Raises:
         UsageError: `num_replicas` contradicts how the process was started.
@@ -30,7 +33,7 @@ class MirroredStrategy(Strategy):
             `trireme.launch(function, replicas=N)` works there.
     """
 
-    def __init__(self, num_replicas: int | None = None) -> None:
+    def __init__(self, num_replicas: int | None = None, *, sync_batch_norm: bool = False) -> None:
         if num_replicas is not None and (not isinstance(num_replicas, int) or num_replicas < 1):
             raise UsageError(
                 f"num_replicas is {num_replicas!r}; it must be a whole number of at least 1, or None."
@@ -50,13 +53,18 @@ class MirroredStrategy(Strategy):
                 f"`trireme run --replicas {num_replicas} ...`."
             )
         super().__init__(cluster, backend)
+        self.sync_batch_norm = sync_batch_norm
 
 
 class MultiWorkerMirroredStrategy(MirroredStrategy):
-    """`MirroredStrategy` by the name it has in `tf.distribute` when the replicas are on several machines."""
+    """`MirroredStrategy` by the name it has in `tf.distribute` when the replicas are on several machines.
 
-    def __init__(self) -> None:
-        super().__init__()
+    Args:
+        sync_batch_norm: see `MirroredStrategy`.
+    """
+
+    def __init__(self, *, sync_batch_norm: bool = False) -> None:
+        super().__init__(sync_batch_norm=sync_batch_norm)
 
 
 def is_worker() -> bool:

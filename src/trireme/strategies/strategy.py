@@ -4,11 +4,14 @@ import contextlib
 import contextvars
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trireme.cluster.cluster import Cluster
 from trireme.cluster.machine import keras_backend
 from trireme.cluster.resolve import resolve
+
+if TYPE_CHECKING:
+    from trireme.backends.verification import Verification
 
 _current: contextvars.ContextVar["Strategy | None"] = contextvars.ContextVar(
     "trireme_current_strategy", default=None
@@ -57,6 +60,43 @@ class Strategy:
                 yield self
         finally:
             _current.reset(token)
+
+    def verify(
+        self,
+        model: Any,
+        data: Any,
+        *,
+        batch_size: int | None = None,
+        num_steps: int = 3,
+    ) -> "Verification":
+        """Returns whether the replicas train `model` as one device would, by trying it out.
+
+        Makes a few steps from the model's present state twice: on one device and on all replicas. Then it puts the
+        model, its optimizers and its metrics back. All workers must call it, with the same data.
+
+        ```python
+        print(strategy.verify(model, (x, y), batch_size=128))
+        ```
+
+        Args:
+            model: a compiled model of this strategy.
+            data: `(x, y)` or `(x, y, sample_weight)`, or anything else that `fit` takes as its `x`. Only the first
+                steps of it are taken.
+            batch_size: the global batch size, as in `fit`.
+            num_steps: steps to compare. The last has a row less where its rows divide evenly among the replicas.
+
+        Returns:
+            A `Verification`: print it, or ask for `is_exact`.
+
+        Raises:
+            UsageError: the model is not compiled, not of this strategy, or there is one replica only.
+        """
+        from trireme.backends.verification import verify
+
+        x, y, sample_weight = (
+            (*data, None, None)[:3] if isinstance(data, (tuple, list)) else (data, None, None)
+        )
+        return verify(model, self, x, y, sample_weight, num_steps=num_steps, batch_size=batch_size)
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
         """Returns one value from every worker's `value`.

@@ -5,6 +5,7 @@ import dataclasses
 import warnings
 
 import jax
+import keras
 import numpy as np
 
 from trireme.backends.backend import Backend
@@ -13,7 +14,7 @@ from trireme.backends.jax import runtime, train_step
 from trireme.backends.jax.data import shard_adapter
 from trireme.backends.jax.distribution import Replication
 from trireme.backends.model_state import broadcast_values, variables_of
-from trireme.errors import ConfigurationError
+from trireme.errors import ConfigurationError, UsageError
 
 
 class JaxBackend(Backend):
@@ -91,6 +92,16 @@ class JaxBackend(Backend):
         for variable, value in zip(missing, broadcast_values(missing, self), strict=True):
             self.distribution.place_variable(variable, value)
 
+    def takes_over(self, optimizer, variables):
+        if self.cluster.num_workers > 1 and keras.distribution.distribution() is not self.distribution:
+            raise UsageError(
+                f"The optimizer {optimizer.name!r} is to update a model of a strategy outside of its `fit`, "
+                f"`train_on_batch` or `train_step`, on one of {self.cluster.num_workers} processes: JAX would train "
+                "each process' copy by itself. Use a `train_step` of your own, or one process "
+                "(`trireme run --replicas N` on one machine), where a loop of your own runs on one device."
+            )
+        return False
+
     def build(self, model, adapter, training=True):
         build_model(model, iter(adapter.get_jax_iterator()), training)
 
@@ -116,6 +127,12 @@ class JaxBackend(Backend):
         if state and state["optimizer_variables"]:
             # A copy, because the next step takes over the state's own memory.
             self._step_before = state["optimizer_variables"][0].addressable_data(0) + 0
+
+    @contextlib.contextmanager
+    def alone(self):
+        # Every device computes every batch whole, which is what one device does.
+        with super().alone(), self.distribution.scope(), self.distribution.without_spreading():
+            yield
 
     @contextlib.contextmanager
     def calling(self, model):

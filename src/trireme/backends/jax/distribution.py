@@ -1,5 +1,7 @@
 """Where JAX arrays live: variables on every device, the rows of a batch spread over the devices."""
 
+import contextlib
+
 import jax
 import keras
 import numpy as np
@@ -25,6 +27,7 @@ class Replication(Distribution):
         mesh = keras.distribution.DeviceMesh((len(devices),), [_BATCH], names)
         super().__init__(mesh, batch_dim_name=_BATCH, auto_shard_dataset=False)
         self.num_devices = len(devices)
+        self._spreads = True
         jax_mesh = mesh.backend_mesh
         self.replicated = NamedSharding(jax_mesh, PartitionSpec())
         self.by_rows = NamedSharding(jax_mesh, PartitionSpec(_BATCH))
@@ -44,7 +47,16 @@ class Replication(Distribution):
 
     def divides(self, num_rows):
         """Whether the rows of a batch can be spread evenly over the devices."""
-        return num_rows % self.num_devices == 0 and num_rows > 0
+        return self._spreads and num_rows % self.num_devices == 0 and num_rows > 0
+
+    @contextlib.contextmanager
+    def without_spreading(self):
+        """Gives every device whole batches meanwhile."""
+        self._spreads = False
+        try:
+            yield
+        finally:
+            self._spreads = True
 
     def place_batch(self, batch):
         """Returns the global host batch `batch`, equal on every process, as arrays on the devices."""

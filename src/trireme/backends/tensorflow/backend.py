@@ -2,13 +2,15 @@
 
 import tensorflow as tf
 
-from trireme.backends import step
+from trireme.backends import batch_norm, custom_loops, step
 from trireme.backends.backend import Backend
 from trireme.backends.build import build_model
 from trireme.backends.model_state import optimizers_of
+from trireme.backends.optimizers import connect_optimizer
 from trireme.backends.tensorflow import runtime
 from trireme.backends.tensorflow.data import shard_adapter
-from trireme.backends.tensorflow.train_step import refuse_xla, replace_apply, replace_steps, sharded_function
+from trireme.backends.tensorflow.gradients import GradientExchange
+from trireme.backends.tensorflow.train_step import refuse_xla, replace_steps, sharded_function
 
 
 class TensorFlowBackend(Backend):
@@ -19,6 +21,7 @@ class TensorFlowBackend(Backend):
     def __init__(self):
         super().__init__()
         self.collectives = None
+        self.exchange = GradientExchange(self)
         self._num_connected = 0
 
     def _start_runtime(self):
@@ -26,6 +29,7 @@ class TensorFlowBackend(Backend):
         if self.cluster.num_workers == 1:
             return
         step.install()
+        batch_norm.install()
         self._host, self.collectives = runtime.connect(self)
 
     def num_local_devices(self):
@@ -34,6 +38,16 @@ class TensorFlowBackend(Backend):
     def all_reduce_in_step(self, vector):
         """Sums a float32 vector over the workers, inside the traced step."""
         return self.collectives.all_reduce([tf.stop_gradient(vector)], tf.constant(1.0))[0]
+
+    def mean_in_step(self, tensor, share):
+        """Sums `share * tensor` over the workers, inside the traced step, with its gradient (see `batch_norm`)."""
+
+        @tf.custom_gradient
+        def mean(tensor):
+            [total] = self.collectives.all_reduce([tensor], share)
+            return total, lambda gradient: self.mean_in_step(gradient, share)
+
+        return mean(tensor)
 
     def shard(self, adapter):
         return shard_adapter(adapter, self)
@@ -46,11 +60,30 @@ class TensorFlowBackend(Backend):
             self._num_connected += 1
             replace_steps(model, self, self._num_connected)
         for optimizer in optimizers_of(model):
-            if "apply" not in vars(optimizer):
-                replace_apply(optimizer, self)
+            connect_optimizer(optimizer, self.exchange)
+
+    def takes_over(self, optimizer, variables):
+        connect_optimizer(optimizer, self.exchange)
+        if step.current_step() is None:
+            with tf.init_scope():
+                custom_loops.refuse_differing_weights(variables, self)
+        return True
 
     def build(self, model, adapter, training=True):
         build_model(model, iter([adapter.get_tf_dataset().element_spec.data]), training)
+
+    def trying_once(self):
+        is_done = tf.Variable(False, trainable=False)
+
+        def try_once(trial, judge):
+            def do():
+                tf.numpy_function(judge, trial(), [])
+                is_done.assign(True)
+
+            is_due = tf.logical_and(tf.logical_not(is_done), step.current_step().num_local_rows > 0)
+            tf.cond(is_due, do, lambda: None)
+
+        return try_once
 
     def sharded_function(self, function):
         return sharded_function(function, self.cluster)

@@ -1,5 +1,7 @@
 """Which gradients travel together, and how they become the mean over the global batch."""
 
+import itertools
+
 import tensorflow as tf
 
 from trireme.backends.buckets import plan_buckets
@@ -7,8 +9,55 @@ from trireme.backends.step import current_step
 from trireme.backends.tensorflow.collectives import accumulation_dtype
 
 
-def exchange_gradients(gradients, collectives, num_workers):
-    """Returns the mean of `gradients` over the rows of the global batch.
+class GradientExchange:
+    """The gradients of this process' models and those of the other workers; see `trireme.backends.optimizers`."""
+
+    def __init__(self, backend):
+        self._backend = backend
+        self._numbers = itertools.count()
+
+    def uncompiled(self, function):
+        """See `trireme.backends.optimizers`: here the exchange is a part of the traced step."""
+        return function
+
+    def mean(self, gradients, variables, memory):
+        """See `trireme.backends.optimizers`."""
+        if current_step() is None:
+            # The same number on every worker: the optimizer's turn among those of loops of the user's own.
+            if "number" not in memory:
+                memory["number"] = next(self._numbers)
+            self._backend.collectives.start_step(f"apply of optimizer {memory['number']}")
+        return exchange_gradients(gradients, self._backend.collectives, self._weight())
+
+    def part_of_mean(self, gradients, variables, memory):
+        """See `trireme.backends.optimizers`."""
+        weight = self._weight()
+        return [gradient if gradient is None else _weighted(gradient, weight) for gradient in gradients]
+
+    def sum(self, gradients):
+        """See `trireme.backends.optimizers`."""
+        return exchange_gradients(gradients, self._backend.collectives, tf.constant(1.0))
+
+    def is_finite_everywhere(self, is_finite):
+        """See `trireme.backends.optimizers`."""
+        is_bad = tf.logical_and(self._weight() > 0, tf.logical_not(is_finite))
+        return self._backend.all_reduce_in_step(tf.cast(is_bad, tf.float32)[tf.newaxis])[0] == 0
+
+    def _weight(self):
+        """Returns this worker's share of the rows; outside of a step every worker counts the same."""
+        step = current_step()
+        return tf.constant(1.0 / self._backend.cluster.num_workers) if step is None else step.share
+
+
+def _weighted(gradient, weight):
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values * tf.cast(weight, gradient.values.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return tf.where(weight > 0, gradient * tf.cast(weight, gradient.dtype), tf.zeros_like(gradient))
+
+
+def exchange_gradients(gradients, collectives, weight):
+    """Returns the sum over the workers of `weight * gradient` for each of `gradients`.
 
     Dense gradients are summed in buckets, in the order in which the backward pass makes them: last layers first.
     Sparse ones (`tf.IndexedSlices`) are gathered as slices and never made dense. `None` stays `None`.
@@ -16,10 +65,8 @@ def exchange_gradients(gradients, collectives, num_workers):
     Args:
         gradients: list of this worker's gradients: tensors, `tf.IndexedSlices` or None.
         collectives: the in-graph collectives of the backend.
-        num_workers: workers in the exchange.
+        weight: this worker's factor, a scalar float32 tensor; 0 for a worker that adds nothing.
     """
-    step = current_step()
-    weight = tf.constant(1.0 / num_workers) if step is None else step.share
     result = list(gradients)
     is_dense = {
         index: not isinstance(gradient, tf.IndexedSlices)
@@ -50,8 +97,8 @@ def exchange_gradients(gradients, collectives, num_workers):
 
 def _gather_slices(gradient, collectives, weight):
     # A worker without rows sends no slices, so weighting its values cannot make a NaN of them.
-    values = gradient.values * tf.cast(weight, gradient.values.dtype)
+    gradient = _weighted(gradient, weight)
     indices = collectives.all_gather(gradient.indices)
     with tf.control_dependencies([indices]):
-        values = collectives.all_gather(values)
+        values = collectives.all_gather(gradient.values)
     return tf.IndexedSlices(values, indices, gradient.dense_shape)

@@ -5,14 +5,16 @@ data adapter, tells the seams how many rows the global batch has, and calls the 
 worker's rows.
 """
 
+import functools
 import typing
 
 import tensorflow as tf
 from keras.src import tree
 
+from trireme.backends.adoption import syncs_batch_norm
+from trireme.backends.metrics import means_of
 from trireme.backends.model_state import layer_state
 from trireme.backends.step import Step, running
-from trireme.backends.tensorflow.gradients import exchange_gradients
 from trireme.data import rows_of
 from trireme.errors import UsageError
 
@@ -78,13 +80,16 @@ def replace_steps(model, backend, number):
     def step_of(shard, name):
         backend.collectives.start_step(f"{name} of model {number}")
         num_local_rows = tf.cast(num_rows_of(shard.data), tf.int32)
-        return running(Step(shard.num_rows, num_local_rows, backend.all_reduce_in_step))
+        step = Step(shard.num_rows, num_local_rows, backend.all_reduce_in_step)
+        step.mean_over_rows = functools.partial(backend.mean_in_step, share=step.share)
+        step.syncs_batch_norm = syncs_batch_norm(model)
+        return running(step)
 
     def train_step(data):
         if not isinstance(data, Shard):
             return originals["train_step"](data)
         with step_of(data, "train_step") as step:
-            state = layer_state(model)
+            state = layer_state(model) + means_of(model)
             before = [tf.identity(variable.value) for variable in state]
             logs = originals["train_step"](data.data)
             _exchange_state(state, before, step, backend.collectives)
@@ -93,8 +98,12 @@ def replace_steps(model, backend, number):
     def test_step(data):
         if not isinstance(data, Shard):
             return originals["test_step"](data)
-        with step_of(data, "test_step"):
-            return originals["test_step"](data.data)
+        with step_of(data, "test_step") as step:
+            state = means_of(model)
+            before = [tf.identity(variable.value) for variable in state]
+            logs = originals["test_step"](data.data)
+            _exchange_state(state, before, step, backend.collectives)
+        return logs
 
     def predict_step(data):
         if not isinstance(data, Shard):
@@ -110,20 +119,6 @@ def replace_steps(model, backend, number):
         setattr(model, function, None)
 
 
-def replace_apply(optimizer, backend):
-    """Makes `optimizer.apply` take this worker's gradients and apply their mean over the global batch.
-
-    Before clipping, accumulation, averaging and loss-scale checks, which all come after `apply` begins.
-    """
-    original = optimizer.apply
-
-    def apply(grads, trainable_variables=None):
-        grads = exchange_gradients(list(grads), backend.collectives, backend.cluster.num_workers)
-        return original(grads, trainable_variables)
-
-    object.__setattr__(optimizer, "apply", apply)
-
-
 def _exchange_state(state, before, step, collectives):
     """Adds to each variable the mean, over the rows, of what the workers' steps changed in it.
 
@@ -132,9 +127,11 @@ def _exchange_state(state, before, step, collectives):
     if not state:
         return
     changes = [variable.value - old for variable, old in zip(state, before, strict=True)]
-    changes = [step.or_zero(change) for change in changes]
-    for dtype in {change.dtype for change in changes}:
+    # Integers are averaged as floats, or each worker's part of them would be nothing.
+    changes = [step.or_zero(tf.cast(c, tf.float32) if c.dtype.is_integer else c) for c in changes]
+    for dtype in sorted({change.dtype for change in changes}, key=str):
         chosen = [index for index, change in enumerate(changes) if change.dtype == dtype]
         sums = collectives.all_reduce([changes[index] for index in chosen], step.share)
         for index, total in zip(chosen, sums, strict=True):
-            state[index].assign(before[index] + total)
+            total = tf.round(total) if before[index].dtype.is_integer else total
+            state[index].assign(before[index] + tf.cast(total, before[index].dtype))

@@ -21,6 +21,11 @@ from trireme.backends.torch.collectives import accumulation_dtype
 _IS_WATCHED = "_trireme_is_watched"
 
 
+def around_compiled(function):
+    """Returns `function` running as it is where Keras, told so by `jit_compile=True`, compiles what it calls."""
+    return torch.compiler.disable(function, recursive=False)
+
+
 class GradientExchange:
     """Exchanges the gradients of this process' models. One exchange is under way at a time.
 
@@ -59,26 +64,18 @@ class GradientExchange:
             self._begun = None
             self._expected, self._applied, self._weight = outer
 
-    @torch.compiler.disable
-    def plan(self, variables):
-        """Returns the `Plan` by which gradients of these Keras variables travel, and watches their gradients."""
-        plan = Plan(variables, self._collectives.first_bucket_bytes)
-        for parameter in plan.parameters:
-            if parameter.requires_grad and parameter.is_leaf and not hasattr(parameter, _IS_WATCHED):
-                setattr(parameter, _IS_WATCHED, True)
-                parameter.register_post_accumulate_grad_hook(self._gradient_is_complete)
-        return plan
+    def uncompiled(self, function):
+        """See `trireme.backends.optimizers`."""
+        return around_compiled(function)
 
     @torch.compiler.disable
-    def mean(self, gradients, plan):
-        """Returns the mean of `gradients` over the rows of the global batch.
+    @torch.no_grad()
+    def mean(self, gradients, variables, memory):
+        """See `trireme.backends.optimizers`.
 
         The mean of a gradient that no worker has is None; a worker without it counts as zeros.
-
-        Args:
-            gradients: list of this worker's gradients: tensors or None.
-            plan: the `Plan` for the variables they belong to.
         """
+        plan = self._plan(variables, memory)
         if self._begun is not None and self._begun.plan is not plan:
             self._drop_begun()
         exchange, self._begun = self._begun or self._new_exchange(plan), None
@@ -92,6 +89,53 @@ class GradientExchange:
         self._applied.append(plan)
         self._begin_expected()
         return plan.sums(told[:-1])
+
+    @torch.compiler.disable
+    @torch.no_grad()
+    def part_of_mean(self, gradients, variables, memory):
+        """See `trireme.backends.optimizers`. None stays None where no worker has a gradient."""
+        weight = self._own_weight()
+        is_there = self._host.all_reduce(np.array([g is not None for g in gradients], np.uint8), "max")
+        parts = []
+        for gradient, variable, is_there_somewhere in zip(gradients, variables, is_there, strict=True):
+            if not is_there_somewhere:
+                parts.append(None)
+            elif gradient is None or weight == 0:
+                parts.append(torch.zeros_like(variable.value))
+            else:
+                parts.append(gradient * weight)
+        return parts
+
+    @torch.compiler.disable
+    @torch.no_grad()
+    def sum(self, gradients):
+        """See `trireme.backends.optimizers`."""
+        self._drop_begun()
+        plan = Plan(gradients, self._collectives.first_bucket_bytes)
+        _Exchange(plan, self._collectives, 1.0).finish(gradients)
+        return plan.sums([True] * len(gradients))
+
+    @torch.compiler.disable
+    def is_finite_everywhere(self, is_finite):
+        """See `trireme.backends.optimizers`."""
+        is_bad = self._own_weight() > 0 and not bool(is_finite)
+        return torch.tensor(self._host.all_reduce(np.array([is_bad], np.uint8), "max")[0] == 0)
+
+    def _plan(self, variables, plans):
+        """Returns the `Plan` by which gradients of these Keras variables travel, and watches their gradients."""
+        parameters = [variable.value for variable in variables]
+        # The plan holds the tensors, so that no identity is used again meanwhile.
+        key = tuple(id(parameter) for parameter in parameters)
+        if key not in plans:
+            plans[key] = Plan(parameters, self._collectives.first_bucket_bytes)
+            for parameter in parameters:
+                if parameter.requires_grad and parameter.is_leaf and not hasattr(parameter, _IS_WATCHED):
+                    setattr(parameter, _IS_WATCHED, True)
+                    parameter.register_post_accumulate_grad_hook(self._gradient_is_complete)
+        return plans[key]
+
+    def _own_weight(self):
+        return self._outside_weight if self._weight is None else self._weight
 
     @torch.compiler.disable
     def _begin_expected(self):
@@ -109,8 +153,7 @@ class GradientExchange:
             self._begun = None
 
     def _new_exchange(self, plan):
-        weight = self._outside_weight if self._weight is None else self._weight
-        return _Exchange(plan, self._collectives, weight)
+        return _Exchange(plan, self._collectives, self._own_weight())
 
     @torch.compiler.disable
     def _gradient_is_complete(self, parameter):
@@ -119,18 +162,18 @@ class GradientExchange:
 
 
 class Plan:
-    """In which buckets the gradients of some variables travel, and the memory they travel in.
+    """In which buckets the gradients of some parameters travel, and the memory they travel in.
 
     Attributes:
-        parameters: the PyTorch parameters, in the order of the variables.
+        parameters: PyTorch tensors with the shapes, dtypes and devices of the gradients.
         buckets: lists of indices into `parameters`, in the order of their exchange.
         totals: a vector for each bucket.
         changes_after_backward: whether gradients do not stay as the backward pass makes them, so that an exchange
             before `apply` is in vain.
     """
 
-    def __init__(self, variables, first_bucket_bytes):
-        self.parameters = [variable.value for variable in variables]
+    def __init__(self, parameters, first_bucket_bytes):
+        self.parameters = list(parameters)
         kinds = [(accumulation_dtype(p.dtype), p.device) for p in self.parameters]
         num_bytes = [p.numel() * kind[0].itemsize for p, kind in zip(self.parameters, kinds, strict=True)]
         self.buckets = plan_buckets(num_bytes, kinds, first_bucket_bytes)

@@ -14,11 +14,14 @@ import numpy as np
 import torch
 from keras.src import tree
 
+from trireme.backends.adoption import syncs_batch_norm
+from trireme.backends.metrics import means_of
 from trireme.backends.model_state import layer_state
 from trireme.backends.step import Step, running
 from trireme.backends.torch.collectives import accumulation_dtype
+from trireme.backends.torch.gradients import around_compiled
 from trireme.data import rows_of
-from trireme.errors import UnsupportedInput
+from trireme.errors import UnsupportedInput, UsageError
 
 # From this version on Keras exchanges gradients and metrics by itself wherever PyTorch has a default process group.
 _KERAS_EXCHANGES_SINCE = (3, 16)
@@ -71,6 +74,22 @@ def sharded_function(function, cluster):
     return call
 
 
+def refuse_wrapped_batch_norm(model):
+    """Refuses what `sync_batch_norm=True` cannot do.
+
+    Raises:
+        UsageError: a PyTorch module in the model has a batch normalization of its own.
+    """
+    for wrapper in _wrappers(model):
+        for name, module in wrapper.named_modules():
+            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+                raise UsageError(
+                    f"The layer {wrapper.name!r} wraps PyTorch's {type(module).__name__} ({name}), whose statistics "
+                    "sync_batch_norm=True cannot take over all replicas. Use keras.layers.BatchNormalization, or leave "
+                    "sync_batch_norm out: then each replica normalises by its own rows."
+                )
+
+
 def replace_steps(model, backend):
     """Makes the three steps of `model` take a `Shard` and exchange what workers must share."""
     originals = {name: getattr(model, name) for name in ("train_step", "test_step", "predict_step")}
@@ -80,28 +99,35 @@ def replace_steps(model, backend):
         all_reduce = functools.partial(backend.all_reduce_in_step, has_rows=shard.num_local_rows > 0)
         # Tensors, since to a compiler a number is a constant, and it would compile each number's step anew.
         num_rows, num_local_rows = (keras.ops.convert_to_tensor(number) for number in shard[:2])
-        return running(Step(num_rows, num_local_rows, all_reduce))
+        step = Step(num_rows, num_local_rows, all_reduce)
+        step.mean_over_rows = functools.partial(backend.mean_in_step, share=_share_of(shard))
+        step.syncs_batch_norm = syncs_batch_norm(model)
+        return running(step)
 
-    @_around_compiled
+    @around_compiled
     def train_step(data):
         if not isinstance(data, Shard):
             return originals["train_step"](data)
         with step_of(data), _counting(model, data):
-            state, before = _layer_state_now(model)
-            share = data.num_local_rows / max(data.num_rows, 1)
-            with backend.exchange.step(history, share):
+            state, before = _now([*_layer_state(model), *_metric_means(model)])
+            share = _share_of(data)
+            # Gradients that set off during the backward pass would meet statistics in an order of each worker's own.
+            with backend.exchange.step([] if syncs_batch_norm(model) else history, share):
                 logs = originals["train_step"](data.data)
             _exchange_state(state, before, share, backend.collectives)
         return logs
 
-    @_around_compiled
+    @around_compiled
     def test_step(data):
         if not isinstance(data, Shard):
             return originals["test_step"](data)
         with step_of(data), _counting(model, data):
-            return originals["test_step"](data.data)
+            state, before = _now(_metric_means(model))
+            logs = originals["test_step"](data.data)
+            _exchange_state(state, before, _share_of(data), backend.collectives)
+        return logs
 
-    @_around_compiled
+    @around_compiled
     def predict_step(data):
         if not isinstance(data, Shard):
             return originals["predict_step"](data)
@@ -117,32 +143,6 @@ def replace_steps(model, backend):
     for function in ("train_function", "test_function", "predict_function"):
         # A function made before would go on with the steps it was made with.
         setattr(model, function, None)
-
-
-def replace_apply(optimizer, exchange):
-    """Makes `optimizer.apply` take this worker's gradients and apply their mean over the global batch.
-
-    Before clipping, accumulation, averaging and loss-scale checks, which all come after `apply` begins.
-    """
-    original = optimizer.apply
-    plans = {}
-
-    @_around_compiled
-    def apply(grads, trainable_variables=None):
-        grads = list(grads)
-        variables = (
-            optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
-        )
-        if len(grads) == len(variables):
-            key = tuple(id(variable.value) for variable in variables)
-            if key not in plans:
-                # The plan holds the variables' tensors, so that no identity is used again meanwhile.
-                plans[key] = exchange.plan(variables)
-            with torch.no_grad():
-                grads = exchange.mean(grads, plans[key])
-        return original(grads, trainable_variables)
-
-    object.__setattr__(optimizer, "apply", apply)
 
 
 @functools.cache
@@ -175,9 +175,8 @@ def _unless_ours(original, for_ours):
     return method
 
 
-def _around_compiled(function):
-    # With `jit_compile=True` Keras compiles the steps. These run as they are, what they call may be compiled.
-    return torch.compiler.disable(function, recursive=False)
+def _share_of(shard):
+    return shard.num_local_rows / max(shard.num_rows, 1)
 
 
 @contextlib.contextmanager
@@ -186,7 +185,8 @@ def _counting(model, shard):
     if shard.num_local_rows > 0:
         yield
         return
-    variables = model.metrics_variables
+    # Means over the rows are exchanged, and are right already.
+    variables = [variable for variable in model.metrics_variables if variable.aggregation != "mean"]
     before = [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
     yield
     for variable, value in zip(variables, before, strict=True):
@@ -194,16 +194,27 @@ def _counting(model, shard):
 
 
 @torch.compiler.disable
-def _layer_state_now(model):
-    """Returns the float tensors that layers update by themselves in a step (see `layer_state`), and copies of them."""
+def _layer_state(model):
+    """Returns the float tensors that layers update by themselves in a step (see `layer_state`)."""
     state = [variable.value for variable in layer_state(model)]
     # Keras wraps every PyTorch module that a layer holds. The module's buffers are no Keras variables.
-    wrappers = [
-        layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.TorchModuleWrapper)
-    ]
-    buffers = {id(buffer): buffer for wrapper in wrappers for buffer in wrapper.buffers()}
-    state += [buffer for buffer in buffers.values() if buffer.is_floating_point()]
+    buffers = {id(buffer): buffer for wrapper in _wrappers(model) for buffer in wrapper.buffers()}
+    return state + [buffer for buffer in buffers.values() if buffer.is_floating_point()]
+
+
+@torch.compiler.disable
+def _metric_means(model):
+    return [variable.value for variable in means_of(model)]
+
+
+@torch.compiler.disable
+def _now(state):
+    """Returns `state` and copies of it."""
     return state, [tensor.detach().clone() for tensor in state]
+
+
+def _wrappers(model):
+    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.TorchModuleWrapper)]
 
 
 @torch.compiler.disable
@@ -214,7 +225,7 @@ def _exchange_state(state, before, share, collectives):
     """
     with torch.no_grad():
         changes = [tensor.detach() - old for tensor, old in zip(state, before, strict=True)]
-        for dtype in {accumulation_dtype(change.dtype) for change in changes}:
+        for dtype in sorted({accumulation_dtype(change.dtype) for change in changes}, key=str):
             chosen = [
                 index for index, change in enumerate(changes) if accumulation_dtype(change.dtype) == dtype
             ]
@@ -223,4 +234,8 @@ def _exchange_state(state, before, share, collectives):
             collectives.finish(collectives.start_sum(tensors, total, share))
             parts = total.split([t.numel() for t in tensors])
             for index, part in zip(chosen, parts, strict=True):
-                state[index].copy_(before[index] + part.view(before[index].shape))
+                part = part.view(before[index].shape)
+                # Integers were averaged as floats, whose last bit may be missing.
+                state[index].copy_(
+                    before[index] + (part if before[index].is_floating_point() else part.round())
+                )
