@@ -142,7 +142,8 @@ def _own_metric(aggregation="sum", dtype=None, start="zeros", update=None):
             self.state = self.add_variable((), start, dtype, aggregation, name="state")
 
         def update_state(self, y_true, y_pred, sample_weight=None):
-            self.state.assign(update(self.state, keras.ops.abs(y_true - y_pred)))
+            errors = keras.ops.abs(keras.ops.convert_to_tensor(y_true) - y_pred)
+            self.state.assign(update(self.state, errors))
 
         def reset_state(self):
             self.state.assign(1.0 if start == "ones" else 0)

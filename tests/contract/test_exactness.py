@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.contract.cases import CASES
-from tests.contract.run_cases import run_cases
+from tests.contract.run_cases import SAVED, run_cases
 from tests.once import once
 from trireme.testing import run_workers
 
@@ -27,7 +27,7 @@ WAYS = {
 
 # Equal to one device only where one program sees the whole batch. Elsewhere each replica normalises by its own rows and
 # draws by itself; the workers must agree all the same.
-ONE_PROGRAM_ONLY = {"batch_norm_and_dropout"}
+ONE_PROGRAM_ONLY = {"batch_norm_and_dropout", "local_batch_norm"}
 
 # With the frameworks' own transports only what moves the bytes differs: the cases that exchange each kind of thing.
 RUNTIME_CASES = (
@@ -43,6 +43,10 @@ RUNTIME_CASES = (
     "second_fit_and_recompile",
     "early_stopping_and_plateau",
     "stopped_in_the_middle_of_an_epoch",
+    "accumulated",
+    "synchronised_batch_norm",
+    "overflow_while_accumulating",
+    "compiled_loop_of_the_users_own",
 )
 
 BY_HAND = {
@@ -58,8 +62,17 @@ BY_HAND = {
 }
 
 
+# Which optimizer follows on the exchange is nothing to the number of replicas.
+TWO_REPLICAS_ONLY = {name for name in CASES if name.startswith("optimizer_")}
+
+# Where the model is trained with which training goes on elsewhere.
+SAVED_BY = "tensorflow-2"
+
+
 def cases_of(way):
-    return RUNTIME_CASES if way.endswith("runtime") else tuple(CASES)
+    if way.endswith("runtime"):
+        return RUNTIME_CASES
+    return tuple(name for name in CASES if way.endswith("-2") or name not in TWO_REPLICAS_ONLY)
 
 
 @once
@@ -70,6 +83,7 @@ def results_of(way):
         run_cases,
         num_workers,
         cases_of(way),
+        "make" if way == SAVED_BY else saved_model(),
         backend=backend,
         replicas_per_worker=replicas_per_worker,
         env=env,
@@ -77,10 +91,17 @@ def results_of(way):
     )
 
 
+def saved_model():
+    """The file of a model that was trained by two replicas."""
+    saved = results_of(SAVED_BY)[0][SAVED]
+    assert not isinstance(saved, str), f"saving failed:\n{saved}"
+    return saved["file"]
+
+
 @once
 def plain_results(backend):
     """All cases on one plain device."""
-    [results] = run_workers(run_cases, 1, backend=backend, timeout_s=280)
+    [results] = run_workers(run_cases, 1, None, saved_model(), backend=backend, timeout_s=280)
     assert results["num_replicas"] == 1
     return results
 
@@ -103,8 +124,26 @@ def test_replicas_give_the_numbers_of_one_device(way, name):
             np.testing.assert_allclose(got[key], value, RTOL, ATOL, err_msg=f"{key} on worker {rank}")
 
 
+@pytest.mark.parametrize("way", [*WAYS, "plain tensorflow", "plain jax", "plain torch"])
+def test_training_goes_on_with_any_number_of_replicas_on_any_backend(way):
+    expected = results_of(SAVED_BY)[0][SAVED]
+    workers = [plain_results(way.removeprefix("plain "))] if way.startswith("plain") else results_of(way)
+    for results in workers:
+        got = results[SAVED]
+        assert not isinstance(got, str), got
+        assert got.keys() - {"file"} == expected.keys() - {"file"}
+        for key in got.keys() - {"file"}:
+            np.testing.assert_allclose(got[key], expected[key], RTOL, ATOL, err_msg=key)
+
+
 @pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
 @pytest.mark.parametrize("name", BY_HAND)
 def test_one_device_gives_the_numbers_worked_out_by_hand(backend, name):
     result = plain_results(backend)[name]
     np.testing.assert_allclose((result["kernel"], result["loss"]), BY_HAND[name], 1e-5)
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
+def test_batch_statistics_of_one_device_are_those_worked_out_by_hand(backend):
+    result = plain_results(backend)["batch_norm_by_hand"]
+    np.testing.assert_allclose((result["mean"][0], result["variance"][0]), (5, 25), 1e-6)

@@ -23,6 +23,7 @@ from trireme.backends.model_state import broadcast_state
 from trireme.backends.parameter_server.adoption import adopt as adopt_by_servers
 from trireme.backends.step import is_alone
 
+_VERIFY = "TRIREME_VERIFY"
 _ADOPTED_BY = "_trireme_strategy"
 _FOLLOWED = "_trireme_followed"
 # By identity, as Keras' layers compare.
@@ -145,6 +146,8 @@ def _follow(model, backend):
 
 
 def _fit(model, backend, original, arguments):
+    if _VERIFY in os.environ:
+        _verify_instead(model, arguments)
     x, y, sample_weight = (arguments.pop(name, None) for name in ("x", "y", "sample_weight"))
     split = arguments.pop("validation_split", 0.0)
     if split and arguments.get("validation_data") is None:
@@ -162,6 +165,21 @@ def _fit(model, backend, original, arguments):
         history = original(**arguments)
     _finish(model, backend)
     return history
+
+
+def _verify_instead(model, arguments):
+    """Ends the script with a report on its model: `trireme check --verify` has started it for that."""
+    from trireme.backends.verification import verify
+
+    strategy = strategy_of(model)
+    found = verify(
+        model,
+        strategy,
+        **{name: arguments.get(name) for name in ("x", "y", "sample_weight", "batch_size", "class_weight")},
+    )
+    if strategy.cluster.is_chief:
+        pathlib.Path(os.environ[_VERIFY]).write_text(f"{found.verdict}\n{found}\n", encoding="utf-8")
+    raise SystemExit(0)
 
 
 def _sharded_validation(backend, arguments, batch_size):

@@ -28,7 +28,7 @@ def likely_reasons(model, strategy, differing):
             reasons += _batch_norm(layers)
     if differing == {"metrics"}:
         return [*reasons, "Only metrics differ: a metric's state is no sum over the rows."]
-    reasons += _own_methods(model)
+    reasons += _own_methods(model) + _own_losses(model)
     return reasons or [
         "A layer or a loss compares rows with each other (a contrastive loss, statistics of the batch), gives add_loss "
         "a sum over the rows, or draws random numbers without a keras.random.SeedGenerator."
@@ -73,6 +73,21 @@ def _own_methods(model):
         return []
     return [
         f"{type(model).__name__} has a {' and a '.join(names)} of its own: a loss must be a mean over the rows it is "
+        "given. A sum, or a division by a fixed batch size, is that of the replica's rows only."
+    ]
+
+
+def _own_losses(model):
+    losses = keras.tree.flatten(getattr(getattr(model, "_compile_loss", None), "_user_loss", None))
+    names = [
+        getattr(loss, "__name__", type(loss).__name__)
+        for loss in losses
+        if callable(loss) and not (getattr(loss, "__module__", None) or "").startswith("keras.")
+    ]
+    if not names:
+        return []
+    return [
+        f"The loss {_listed(names)} is the user's own: it must give a value for each row, or the mean over the rows it is "
         "given. A sum, or a division by a fixed batch size, is that of the replica's rows only."
     ]
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "logs": "Print what a run on Kubernetes has said, or watch it again.",
     "stop": "End a run on Kubernetes, and keep it.",
     "delete": "End a run on Kubernetes, and delete it.",
+    "check": "Tell whether replicas here compute what one device computes, by trying it out.",
     "explain": "Tell who this process is and what a run would do, starting nothing.",
 }
 
