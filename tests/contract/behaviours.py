@@ -391,7 +391,7 @@ def exchanges_of_accumulated_gradients(strategy, folder):
             owner.reduce_into = original
         else:
             del owner.start_sum
-    return {"sums": sums.count(model.count_params()), "steps": int(model.optimizer.iterations)}
+    return {"sums": sums.count(model.count_params()), "updates": int(model.optimizer.iterations)}
 
 
 @behaviour

@@ -44,7 +44,8 @@ def _accumulating(model, backend):
 
 def _is_between_updates(optimizer):
     """Whether anything has been accumulated; the same on all workers."""
-    return int(optimizer.iterations) % optimizer.gradient_accumulation_steps != 0
+    # `optimizer.iterations` counts updates.
+    return int(optimizer._iterations) % optimizer.gradient_accumulation_steps != 0
 
 
 def _accumulators(optimizer):

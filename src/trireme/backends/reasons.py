@@ -87,8 +87,8 @@ def _own_losses(model):
     if not names:
         return []
     return [
-        f"The loss {_listed(names)} is the user's own: it must give a value for each row, or the mean over the rows it is "
-        "given. A sum, or a division by a fixed batch size, is that of the replica's rows only."
+        f"The loss {_listed(names)} is the user's own: it must give a value for each row, or the mean over the rows "
+        "that it is given. A sum, or a division by a fixed batch size, is that of the replica's rows only."
     ]
 
 

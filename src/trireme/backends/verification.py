@@ -196,6 +196,9 @@ def _steps(model, batches):
 
 
 def _step(model, batch):
+    if keras.backend.backend() != "jax":
+        # As `fit` would hand them to a step.
+        batch = keras.tree.map_structure(keras.ops.convert_to_tensor, batch, none_is_leaf=False)
     x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(batch)
     model.reset_metrics()
     return model.train_on_batch(x, y, sample_weight, return_dict=True)
