@@ -352,7 +352,7 @@ def loops_that_cannot_be_right(strategy, folder):
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
     optimizer = keras.optimizers.SGD(0.1)
-    gradients = [keras.ops.ones_like(weight) for weight in model.trainable_weights]
+    gradients = [keras.ops.ones(weight.shape) for weight in model.trainable_weights]
     try:
         optimizer.apply_gradients(zip(gradients, model.trainable_weights, strict=True))
     except Exception as error:

@@ -10,14 +10,12 @@ class GradientRecorder(keras.optimizers.Optimizer):
 
     def __init__(self):
         super().__init__(learning_rate=1.0, name="gradient_recorder")
-        self._variables_in_order = []
 
     def build(self, variables):
         """Makes a variable for each gradient."""
         if self.built:
             return
         super().build(variables)
-        self._variables_in_order = list(variables)
         self.gradients = self.add_optimizer_variables(variables, "gradient")
 
     def update_step(self, gradient, variable, learning_rate):
@@ -31,7 +29,7 @@ class GradientRecorder(keras.optimizers.Optimizer):
         """Returns `(path of the variable, gradient)` for each."""
         return [
             (variable.path, keras.ops.convert_to_numpy(kept).copy())
-            for variable, kept in zip(self._variables_in_order, self.gradients, strict=True)
+            for variable, kept in zip(self._trainable_variables, self.gradients, strict=True)
         ]
 
 
