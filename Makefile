@@ -9,7 +9,7 @@ PYTEST_ARGUMENTS ?=
 # What tests/system/ needs of Debian: network namespaces, containers, a Slurm, mpirun.
 SYSTEM_PACKAGES := iproute2 nftables util-linux mount hostname runc slurmctld slurmd slurm-client munge openmpi-bin
 
-.PHONY: help install test test-system lint format demo benchmark benchmark-report wheel test-keras-nightly
+.PHONY: help install test test-system lint format demo benchmark benchmark-report exactness exactness-report wheel test-keras-nightly
 
 help:
 	@echo "make test     everything CI runs: lint, format check, type check, tests"
@@ -17,6 +17,7 @@ help:
 	@echo "make demo     train examples/digits.py with 2 replicas and on one device, and compare"
 	@echo "make lint     ruff and mypy only        make format   rewrite the code in the project's format"
 	@echo "make benchmark   how fast strategies are on this machine, about 15 minutes; writes docs/benchmarks.md"
+	@echo "make exactness   which numbers the peers give, about 3 minutes; writes docs/exactness.md"
 	@echo "make wheel    build dist/*.whl, install it into an empty environment, run the command there"
 	@echo "make test-keras-nightly   the tests on tomorrow's Keras, in .venv-nightly; a failure there blocks nobody"
 
@@ -60,6 +61,12 @@ benchmark: $(INSTALLED)
 
 benchmark-report: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/report.py
+
+exactness: $(INSTALLED)
+	$(VENV)/bin/python benchmarks/exactness_of_peers.py
+
+exactness-report: $(INSTALLED)
+	$(VENV)/bin/python benchmarks/exactness_of_peers.py --report
 
 wheel: $(INSTALLED)
 	rm -rf dist .venv-wheel

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import trireme
-from tests.contract.cases import CASES
+from tests.contract.run_cases import CASES
 from tests.docs.markdown import DOCUMENTS, README, ROOT, blocks, commands, names_in, table
 from trireme import errors
 from trireme.cli.main import COMMANDS

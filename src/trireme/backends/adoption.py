@@ -15,6 +15,7 @@ import types
 import weakref
 
 import keras
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from trireme.backends import accumulators, fitting, metric_checks, metrics
 from trireme.backends.adapters import choose_adapter, split_validation
@@ -278,11 +279,10 @@ def _bind_metrics(model, backend):
 
     @functools.wraps(own_result)
     def get_metrics_result():
-        return (
-            own_result()
-            if backend.is_tracing() or is_alone()
-            else metrics.global_metrics(model, backend, own_result)
-        )
+        # While Keras builds a model from shapes alone there is nothing to exchange.
+        if backend.is_tracing() or is_alone() or in_stateless_scope():
+            return own_result()
+        return metrics.global_metrics(model, backend, own_result)
 
     @functools.wraps(own_result_or_logs)
     def get_metrics_result_or_logs(logs):
