@@ -1,8 +1,8 @@
 import json
 
 import pytest
-
 from benchmarks import exactness_of_peers as peers
+
 from tests.docs.markdown import ROOT
 
 RIGHT = {name: list(right) for name, (_, *right) in peers.CASES.items()}
