@@ -102,7 +102,8 @@ def verify(model, strategy, x, y=None, sample_weight=None, num_steps=3, **option
     adapter = choose_adapter(x, y, sample_weight, shuffle=False, **options)
     batches = _batches(adapter, num_steps, strategy.num_replicas_in_sync)
     backend = strategy.backend
-    with _left_as_it_was(model, backend, adapter):
+    _build(model, backend, lambda shuffle: choose_adapter(x, y, sample_weight, shuffle=shuffle, **options))
+    with _left_as_it_was(model, backend):
         with recording_gradients(model) as recorders:
             # Recorders change nothing in the model, so that one batch may follow another.
             gradients = _in_both_ways(
@@ -164,7 +165,7 @@ def _in_both_ways(model, backend, record):
     for way in (backend.alone, contextlib.nullcontext):
         _assign(model, start)
         _forget_functions(model)
-        with _random_state_kept(), way():
+        with _random_state_kept(backend), way():
             ways.append(record())
     _assign(model, start)
     one_device, replicas = ways
@@ -219,22 +220,29 @@ def _difference(backend, names, one_device, replicas):
     return Difference(float(absolute), float(relative), names[int(index)] if relative and names else "")
 
 
+def _build(model, backend, make_adapter):
+    """Creates the variables of `model` as its first `fit` would, and with the same random draws.
+
+    TensorFlow builds by shapes. The others take a batch to build by, so `fit` has drawn an order before its first epoch.
+    """
+    backend.connect(model)
+    with backend.calling(model):
+        backend.build(model, backend.shard(make_adapter(shuffle=backend.name != "tensorflow")))
+    unbuilt = [layer.name for layer in model._flatten_layers() if not layer.built]
+    if unbuilt:
+        raise UsageError(
+            f"verify cannot make the weights of the layers {', '.join(unbuilt)} from the data alone, since the model has "
+            "a train_step of its own. Call the model once, on a batch of the data, before verify."
+        )
+
+
 @contextlib.contextmanager
-def _left_as_it_was(model, backend, adapter):
-    """Builds `model`, gives all workers the chief's, and puts everything back afterwards."""
-    flags = {name: value for name, value in vars(model).items() if name.startswith("_trireme_metrics")}
+def _left_as_it_was(model, backend):
+    """Gives all workers the chief's variables meanwhile, and puts everything back afterwards."""
+    flags = _flags(model)
     steps_per_execution, model.steps_per_execution = model.steps_per_execution, 1
-    with _random_state_kept():
-        backend.connect(model)
-        with backend.calling(model):
-            backend.build(model, backend.shard(adapter))
-        unbuilt = [layer.name for layer in model._flatten_layers() if not layer.built]
-        if unbuilt:
-            raise UsageError(
-                f"verify cannot make the weights of the layers {', '.join(unbuilt)} from the data alone, since the "
-                "model has a train_step of its own. Call the model once, on a batch of the data, before verify."
-            )
-        before = _values(_variables(model))
+    before = _values(_variables(model))
+    with _random_state_kept(backend):
         broadcast_state(model, backend, always=True)
         try:
             yield
@@ -242,10 +250,14 @@ def _left_as_it_was(model, backend, adapter):
             _assign(model, before)
             _forget_functions(model)
             model.steps_per_execution = steps_per_execution
-            for name in [name for name in vars(model) if name.startswith("_trireme_metrics")]:
+            for name in _flags(model):
                 object.__delattr__(model, name)
             for name, value in flags.items():
                 object.__setattr__(model, name, value)
+
+
+def _flags(model):
+    return {name: value for name, value in vars(model).items() if name.startswith("_trireme_metrics")}
 
 
 def _variables(model):
@@ -277,10 +289,11 @@ def _forget_functions(model):
 
 
 @contextlib.contextmanager
-def _random_state_kept():
+def _random_state_kept(backend):
     state, python_state = np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        np.random.set_state(state)
-        random.setstate(python_state)
+    with backend.random_state_kept():
+        try:
+            yield
+        finally:
+            np.random.set_state(state)
+            random.setstate(python_state)
