@@ -11,6 +11,7 @@ import random
 import keras
 import numpy as np
 from keras.src.trainers.data_adapters import data_adapter_utils
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 from trireme.backends.adapters import choose_adapter
 from trireme.backends.adoption import strategy_of
@@ -99,10 +100,12 @@ def verify(model, strategy, x, y=None, sample_weight=None, num_steps=3, **option
         **options: `batch_size` and `class_weight` of `keras.Model.fit`.
     """
     _refuse(model, strategy)
-    adapter = choose_adapter(x, y, sample_weight, shuffle=False, **options)
-    batches = _batches(adapter, num_steps, strategy.num_replicas_in_sync)
     backend = strategy.backend
-    _build(model, backend, lambda shuffle: choose_adapter(x, y, sample_weight, shuffle=shuffle, **options))
+    adapter = choose_adapter(x, y, sample_weight, shuffle=False, **options)
+    # TensorFlow builds by shapes. The others take a batch to build by, for which `fit` draws an order of arrays.
+    is_drawn = isinstance(adapter, ArrayDataAdapter) and backend.name != "tensorflow"
+    _build(model, backend, choose_adapter(x, y, sample_weight, **options) if is_drawn else adapter)
+    batches = _batches(adapter, num_steps, strategy.num_replicas_in_sync)
     with _left_as_it_was(model, backend):
         with recording_gradients(model) as recorders:
             # Recorders change nothing in the model, so that one batch may follow another.
@@ -220,19 +223,16 @@ def _difference(backend, names, one_device, replicas):
     return Difference(float(absolute), float(relative), names[int(index)] if relative and names else "")
 
 
-def _build(model, backend, make_adapter):
-    """Creates the variables of `model` as its first `fit` would, and with the same random draws.
-
-    TensorFlow builds by shapes. The others take a batch to build by, so `fit` has drawn an order before its first epoch.
-    """
+def _build(model, backend, adapter):
+    """Creates the variables of `model` as its first `fit` would, with the same random draws."""
     backend.connect(model)
     with backend.calling(model):
-        backend.build(model, backend.shard(make_adapter(shuffle=backend.name != "tensorflow")))
+        backend.build(model, backend.shard(adapter))
     unbuilt = [layer.name for layer in model._flatten_layers() if not layer.built]
     if unbuilt:
         raise UsageError(
-            f"verify cannot make the weights of the layers {', '.join(unbuilt)} from the data alone, since the model has "
-            "a train_step of its own. Call the model once, on a batch of the data, before verify."
+            f"verify cannot make the weights of the layers {', '.join(unbuilt)} from the data alone, since the model "
+            "has a train_step of its own. Call the model once, on a batch of the data, before verify."
         )
 
 
