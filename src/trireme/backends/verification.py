@@ -104,7 +104,9 @@ def verify(model, strategy, x, y=None, sample_weight=None, num_steps=3, **option
     adapter = choose_adapter(x, y, sample_weight, shuffle=False, **options)
     # TensorFlow builds by shapes. The others take a batch to build by, for which `fit` draws an order of arrays.
     is_drawn = isinstance(adapter, ArrayDataAdapter) and backend.name != "tensorflow"
-    _build(model, backend, choose_adapter(x, y, sample_weight, **options) if is_drawn else adapter)
+    _build(
+        model, backend, choose_adapter(x, y, sample_weight, shuffle=True, **options) if is_drawn else adapter
+    )
     batches = _batches(adapter, num_steps, strategy.num_replicas_in_sync)
     with _left_as_it_was(model, backend):
         with recording_gradients(model) as recorders:
