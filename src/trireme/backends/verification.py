@@ -23,7 +23,7 @@ from trireme.errors import UsageError
 # Of the largest value there: rounding in another order is below this, another divisor or other statistics are above.
 TOLERANCE = 1e-4
 HALF_PRECISION_TOLERANCE = 3e-2
-# A gradient that is this small beside the largest is mostly rounding.
+# A gradient that is this small beside the largest is mostly rounding, as is a loss that is this small.
 _SMALLEST_PART = 1e-3
 KINDS = ("loss", "gradients", "weights", "metrics")
 
@@ -116,7 +116,7 @@ def verify(model, strategy, x, y=None, sample_weight=None, num_steps=3, **option
             )
         steps = _in_both_ways(model, backend, lambda: _steps(model, batches))
         differences = {
-            kind: _difference(backend, *numbers) for kind, numbers in {**steps, **gradients}.items()
+            kind: _difference(backend, kind, *numbers) for kind, numbers in {**steps, **gradients}.items()
         }
     num_rows = tuple(_num_rows(batch) for batch in batches)
     return _judged(model, strategy, num_rows, {kind: differences[kind] for kind in KINDS})
@@ -210,19 +210,30 @@ def _step(model, batch):
     return model.train_on_batch(x, y, sample_weight, return_dict=True)
 
 
-def _difference(backend, names, one_device, replicas):
+def _difference(backend, kind, names, one_device, replicas):
     """Returns the largest `Difference` that any worker finds between the chief's numbers of one device and its own."""
     worst = np.zeros(3)
-    largest = max((np.max(np.abs(value), initial=0) for value in one_device), default=0)
+    floor = _floor(kind, one_device)
     for index, (expected, got) in enumerate(zip(one_device, replicas, strict=True)):
         expected = backend.broadcast(np.asarray(expected, np.float64))
-        size = max(np.max(np.abs(expected), initial=0), _SMALLEST_PART * largest, np.finfo(np.float32).tiny)
-        absolute = np.max(np.abs(np.asarray(got, np.float64) - expected), initial=0)
-        if not absolute / size <= worst[1]:
-            worst = np.array([absolute, absolute / size, index])
+        got = np.asarray(got, np.float64)
+        # What is NaN both ways is the same.
+        apart = np.where(np.isnan(expected) & np.isnan(got), 0, np.abs(got - expected))
+        absolute = np.max(apart, initial=0)
+        relative = absolute / max(np.max(np.nan_to_num(np.abs(expected)), initial=0), floor)
+        if not relative <= worst[1]:
+            worst = np.array([absolute, relative, index])
     of_workers = np.stack(backend.all_gather(worst[np.newaxis]))[:, 0]
     absolute, relative, index = of_workers[np.argmax(np.nan_to_num(of_workers[:, 1], nan=np.inf))]
     return Difference(float(absolute), float(relative), names[int(index)] if relative and names else "")
+
+
+def _floor(kind, values):
+    """Returns the size below which numbers of this kind are mostly the rounding of others."""
+    if kind in ("loss", "metrics"):
+        return _SMALLEST_PART
+    largest = max((np.max(np.nan_to_num(np.abs(value)), initial=0) for value in values), default=0)
+    return max(_SMALLEST_PART * largest, np.finfo(np.float32).tiny)
 
 
 def _build(model, backend, adapter):
