@@ -62,8 +62,20 @@ BY_HAND = {
 }
 
 
-# Which optimizer follows on the exchange is nothing to the number of replicas.
-TWO_REPLICAS_ONLY = {name for name in CASES if name.startswith("optimizer_")}
+# What comes before or after the exchange is nothing to the number of replicas.
+TWO_REPLICAS_ONLY = {name for name in CASES if name.startswith("optimizer_")} | {
+    "accumulated_by_hand",
+    "batch_norm_by_hand",
+    "bfloat16_by_hand",
+    "functional_losses",
+    "loaded_weights_and_lora",
+    "loop_of_the_users_own",
+    "overflow_on_one_replica",
+    "schedule_and_weight_decay",
+    "task_of_backbone_and_preprocessor",
+    "two_optimizers_against_each_other",
+    "verified",
+}
 
 # Where the model is trained with which training goes on elsewhere.
 SAVED_BY = "tensorflow-2"
