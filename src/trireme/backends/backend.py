@@ -178,11 +178,6 @@ class Backend(abc.ABC):
             yield
 
     @contextlib.contextmanager
-    def random_state_kept(self):
-        """Leaves the framework's own random generators, where it has any, as they were before."""
-        yield
-
-    @contextlib.contextmanager
     def sharding_batches(self, model, function_name):
         """Surrounds a call of `train_on_batch` and the like, which is given global batches.
 

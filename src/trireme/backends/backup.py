@@ -8,7 +8,7 @@ import sys
 import keras
 import numpy as np
 
-from trireme.backends import fitting, run_state
+from trireme.backends import accumulators, fitting, run_state
 from trireme.backends.preemption import Preemption
 from trireme.errors import EXIT_TERMINATED, BackupNotWritten, UsageError
 from trireme.recovery.backups import Backups
@@ -81,6 +81,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             return
         self._check(fit)
         run_state.build(fit.model, fit.epoch_iterator)
+        # The backup holds the sum of what the workers had accumulated.
+        accumulators.make_global(fit.model, fit.backend)
         run_state.set_variables(fit.model, found, self._backups.location)
         fit.step = self._saved_step = found.state["steps"]
         fit.model._initial_epoch = sys.maxsize if found.state["is_stopped"] else found.epoch
@@ -159,6 +161,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         fit.position.check(own.state["position"], self._backups.location)
 
     def _put_back(self, fit, found):
+        # The backup holds the sum of what the workers had accumulated.
+        accumulators.make_global(fit.model, fit.backend)
         run_state.set_variables(fit.model, found, self._backups.location)
         run_state.set_callbacks(fit.callbacks, found)
         run_state.set_history(fit.model, found)
@@ -170,6 +174,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if hasattr(fit.model, "jax_state_sync"):
             # Between two steps JAX's trainer holds the values, not the variables.
             fit.model.jax_state_sync()
+        accumulators.make_global(fit.model, fit.backend)
         own = run_state.own_state(fit.model, fit.position.state(fit.batch, is_entered))
         parts = [own]
         if fit.backend.cluster.num_workers > 1:

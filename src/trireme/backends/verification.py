@@ -6,13 +6,13 @@ the chief finds. Then all of them make the same steps together, as `fit` would, 
 
 import contextlib
 import dataclasses
-import random
 
 import keras
 import numpy as np
 from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
+from trireme.backends import random_state
 from trireme.backends.adapters import choose_adapter
 from trireme.backends.adoption import strategy_of
 from trireme.backends.gradient_recorder import recording_gradients
@@ -170,7 +170,7 @@ def _in_both_ways(model, backend, record):
     for way in (backend.alone, contextlib.nullcontext):
         _assign(model, start)
         _forget_functions(model)
-        with _random_state_kept(backend), way():
+        with _random_state_kept(), way():
             ways.append(record())
     _assign(model, start)
     one_device, replicas = ways
@@ -255,7 +255,7 @@ def _left_as_it_was(model, backend):
     flags = _flags(model)
     steps_per_execution, model.steps_per_execution = model.steps_per_execution, 1
     before = _values(_variables(model))
-    with _random_state_kept(backend):
+    with _random_state_kept():
         broadcast_state(model, backend, always=True)
         try:
             yield
@@ -302,11 +302,9 @@ def _forget_functions(model):
 
 
 @contextlib.contextmanager
-def _random_state_kept(backend):
-    state, python_state = np.random.get_state(), random.getstate()
-    with backend.random_state_kept():
-        try:
-            yield
-        finally:
-            np.random.set_state(state)
-            random.setstate(python_state)
+def _random_state_kept():
+    state, arrays = random_state.everything()
+    try:
+        yield
+    finally:
+        random_state.set_everything(state, arrays)

@@ -131,9 +131,6 @@ class TorchBackend(Backend):
 
         return try_once
 
-    def random_state_kept(self):
-        return random_streams.undone()
-
     def sharded_function(self, function):
         return sharded_function(function, self.cluster)
 
