@@ -6,11 +6,15 @@ import pytest
 from tests.contract.cases import CASES
 from tests.contract.run_cases import SAVED, run_cases
 from tests.once import once
-from trireme.testing import run_workers
+from trireme.testing import WorkersFailed, run_workers
 
 # Entries of weights are of the order of 0.1 to 1. One that happens to lie near zero carries the rounding of those it
 # was computed from, so it needs an absolute bound of their size.
 RTOL, ATOL = 1e-5, 2e-6
+
+# Of one start with all its cases, on a machine that does other things as well.
+LIMIT_S = 600
+pytestmark = pytest.mark.timeout(LIMIT_S + 60)
 
 # (backend, worker processes, replicas of each, environment)
 WAYS = {
@@ -99,21 +103,23 @@ def results_of(way):
         backend=backend,
         replicas_per_worker=replicas_per_worker,
         env=env,
-        timeout_s=280,
+        timeout_s=LIMIT_S,
     )
 
 
 def saved_model():
-    """The file of a model that was trained by two replicas."""
-    saved = results_of(SAVED_BY)[0][SAVED]
-    assert not isinstance(saved, str), f"saving failed:\n{saved}"
-    return saved["file"]
+    """The file of a model that two replicas have trained; None where that failed, which is one test's affair."""
+    try:
+        saved = results_of(SAVED_BY)[0][SAVED]
+    except WorkersFailed:
+        return None
+    return None if isinstance(saved, str) else saved["file"]
 
 
 @once
 def plain_results(backend):
     """All cases on one plain device."""
-    [results] = run_workers(run_cases, 1, None, saved_model(), backend=backend, timeout_s=280)
+    [results] = run_workers(run_cases, 1, None, saved_model(), backend=backend, timeout_s=LIMIT_S)
     assert results["num_replicas"] == 1
     return results
 
@@ -139,6 +145,7 @@ def test_replicas_give_the_numbers_of_one_device(way, name):
 @pytest.mark.parametrize("way", [*WAYS, "plain tensorflow", "plain jax", "plain torch"])
 def test_training_goes_on_with_any_number_of_replicas_on_any_backend(way):
     expected = results_of(SAVED_BY)[0][SAVED]
+    assert not isinstance(expected, str), f"saving failed:\n{expected}"
     workers = [plain_results(way.removeprefix("plain "))] if way.startswith("plain") else results_of(way)
     for results in workers:
         got = results[SAVED]

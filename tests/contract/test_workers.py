@@ -22,7 +22,7 @@ WAYS = {
 def all_results(way):
     backend, env = WAYS[way]
     with tempfile.TemporaryDirectory() as folder:
-        return run_workers(run_behaviours, 2, folder, backend=backend, env=env, timeout_s=200)
+        return run_workers(run_behaviours, 2, folder, backend=backend, env=env, timeout_s=280)
 
 
 @pytest.fixture(params=WAYS)
