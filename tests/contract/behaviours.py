@@ -356,8 +356,8 @@ def loops_that_cannot_be_right(strategy, folder):
     try:
         optimizer.apply_gradients(zip(gradients, model.trainable_weights, strict=True))
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return f"was taken: {[np.asarray(weight).tolist() for weight in model.get_weights()]}"
+        return [f"{type(error).__name__}: {error}"]
+    return ["was taken", [np.asarray(weight).tolist() for weight in model.get_weights()]]
 
 
 @behaviour

@@ -149,7 +149,7 @@ def test_metrics_whose_state_is_no_sum_are_refused_by_name(results):
 
 
 def test_loops_that_cannot_be_right_are_refused(results):
-    for message in results("loops_that_cannot_be_right"):
+    for message, *_ in results("loops_that_cannot_be_right"):
         expected = (
             "UsageError: The optimizer" if results.way == "jax" else "UsageError: A loop of your own begins"
         )
