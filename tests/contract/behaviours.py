@@ -402,8 +402,11 @@ def what_verify_finds(strategy, folder):
     def sequential(*layers):
         with strategy.scope():
             model = keras.Sequential([keras.layers.Input((4,)), *layers, keras.layers.Dense(1)])
-            model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+            model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"], run_eagerly=is_eager)
         return model
+
+    # Eager steps are made sooner than compiled ones, where eager operations are not compiled one by one.
+    is_eager = strategy.backend.name != "jax"
 
     class SumOfRows(keras.Sequential):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
@@ -411,7 +414,7 @@ def what_verify_finds(strategy, folder):
 
     with strategy.scope():
         sums = SumOfRows([keras.layers.Input((4,)), keras.layers.Dense(1)])
-        sums.compile(keras.optimizers.SGD(0.01), "mse")
+        sums.compile(keras.optimizers.SGD(0.01), "mse", run_eagerly=is_eager)
     x, y = rows(24)
     models = {
         "plain": sequential(keras.layers.Dense(3)),
