@@ -185,8 +185,8 @@ def _counting(model, shard):
     if shard.num_local_rows > 0:
         yield
         return
-    # Means over the rows are exchanged, and are right already.
-    variables = [variable for variable in model.metrics_variables if variable.aggregation != "mean"]
+    # Means over the rows are exchanged, and are right already; what is no sum must count the same steps everywhere.
+    variables = [variable for variable in model.metrics_variables if variable.aggregation == "sum"]
     before = [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
     yield
     for variable, value in zip(variables, before, strict=True):
