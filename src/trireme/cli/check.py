@@ -16,6 +16,8 @@ from trireme.errors import UsageError
 VERIFY = "TRIREME_VERIFY"
 SELF_CHECK = "trireme.strategies.self_check"
 EXIT_DIFFERENT = 1
+# Options of `trireme run` that a check has no use for.
+_NOT_OFFERED = ("workers", "log_dir", "grace", "backup", "backup_every", "max_restarts")
 
 
 @click.command(cls=ScriptCommand)
@@ -43,7 +45,7 @@ def check(ctx: click.Context, verify: bool, **values: str | None) -> int:
     """
     problems = unknown_options(ctx)
     words = Words(()) if problems else words_of(ctx)
-    settings = settings_of({"workers": None, "log_dir": None, **values}, os.environ, problems)
+    settings = settings_of({**dict.fromkeys(_NOT_OFFERED), **values}, os.environ, problems)
     if verify and not problems:
         target, kind = target_of(words, problems, "trireme check --verify")
     else:
