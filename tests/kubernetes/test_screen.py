@@ -1,6 +1,7 @@
 import pytest
 
-from trireme.launch.kubernetes.screen import TerminalLines
+from trireme.launch.kubernetes.observation import PodState, RunState
+from trireme.launch.kubernetes.screen import LineScreen, TerminalLines
 
 
 @pytest.mark.parametrize(
@@ -21,3 +22,17 @@ def test_what_a_terminal_would_show(pieces, lines, open_line):
     shown = TerminalLines()
     assert [line for piece in pieces for line in shown.feed(piece)] == lines
     assert shown.open_line == open_line
+
+
+def test_lines_tell_what_is_news(capsys):
+    screen = LineScreen()
+    first, second = (PodState("worker", 1, f"train-1-{name}", "Running", "n1") for name in "ab")
+    for pods, hints in [
+        ((first,), ["no room"]),
+        ((first,), ["no room"]),
+        ((second,), []),
+        ((second,), ["no room"]),
+    ]:
+        screen.show(RunState("train", pods), lambda pod: None, hints)
+    said = capsys.readouterr().err.replace("trireme: ", "").splitlines()
+    assert said == ["worker 1: Running on n1", "no room", "worker 1: Running on n1", "no room"]

@@ -43,7 +43,7 @@ class LineScreen(Screen):
 
     def __init__(self) -> None:
         self._said: set[str] = set()
-        self._seen: dict[tuple[str, int], str] = {}
+        self._seen: dict[tuple[str, int], tuple[str, str]] = {}
 
     def write(self, output: bytes) -> None:
         sys.stdout.buffer.write(output)
@@ -53,8 +53,9 @@ class LineScreen(Screen):
         for pod in state.pods:
             where = f" on {pod.node}" if pod.node else ""
             line = f"{pod.role} {pod.index}: {pod.phase}{where}"
-            if self._seen.get((pod.role, pod.index)) != line:
-                self._seen[pod.role, pod.index] = line
+            # Another pod is news, even if all that is seen of it is the same.
+            if self._seen.get((pod.role, pod.index)) != (pod.name, line):
+                self._seen[pod.role, pod.index] = (pod.name, line)
                 _say(line)
         for hint in hints:
             if hint not in self._said:
