@@ -26,9 +26,9 @@ def test_what_is_not_one_devices_stands_out():
 
 
 def test_only_what_is_between_the_marks_is_replaced():
-    page = f"before\n{peers.BEGIN}\nold\n{peers.END}\nafter\n"
+    page = f"before\n{peers.BEGIN}\nwhat was there\n{peers.END}\nafter\n"
     written = peers.with_table(page, RESULT)
-    assert written.startswith("before\n") and written.endswith("after\n") and "old" not in written
+    assert written.startswith("before\n") and written.endswith("after\n") and "what was there" not in written
     assert peers.with_table(written, RESULT) == written
 
 
