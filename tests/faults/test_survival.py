@@ -15,7 +15,7 @@ from tests.faults.test_resume import BACKENDS, SEED, differences, of_two_workers
 
 SURVIVOR = pathlib.Path(__file__).with_name("survivor.py")
 DEADLINE_S = 280
-TIMEOUT_S = 30
+TIMEOUT_S = 24
 
 # What one worker is stuck in, what a fault plan does to that end, and what the report shows of it.
 STUCK = {
@@ -62,13 +62,15 @@ def wait_for_file(path, process):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_it_survives(start, tmp_path, backend):
     words, stop, stuck = STUCK[backend]
-    # Stuck; then with the newest backup damaged, and killed; then asked to end, twice, as are the workers.
+    is_killed = backend == "torch"
+    # Stuck; then the newest backup is damaged, and on one backend a worker killed; then asked to end, twice.
+    kill = "; kill(rank=1, step=11, generation=1)" if is_killed else ""
     process = start(
         backend,
         *words,
-        *("sigterm", "0", "2"),
+        *("sigterm", "0", str(1 + is_killed)),
         options=["--max-restarts", "5"],
-        faults=f"{stop}corrupt_backup(newest, generation=1); kill(rank=1, step=11, generation=1)",
+        faults=f"{stop}corrupt_backup(newest, generation=1){kill}",
     )
     for told in ("ready", "heard"):
         wait_for_file(tmp_path / told, process)
@@ -79,9 +81,9 @@ def test_it_survives(start, tmp_path, backend):
     assert stuck in said
     assert said.count("stacks of worker 0") == 1
     assert "is passed over" in said
-    assert "worker 1 of 2" in said and "was killed by SIGKILL" in said
-    assert said.count("starting again now") == 2
-    assert len(re.findall(r"first step \d+\.\d s after", said)) == 2
+    assert len(re.findall(r"worker 1 of 2 \(pid \d+, step 11\) was killed by SIGKILL", said)) == is_killed
+    assert said.count("starting again now") == 1 + is_killed
+    assert len(re.findall(r"first step \d+\.\d s after", said)) == 1 + is_killed
     [step] = re.findall(r"saved before step (\d+) on SIGTERM", said)
     assert int(step) in range(16, 21), "not in the last epoch"
 

@@ -1,6 +1,9 @@
 """Trainings that are interrupted and gone on with, all within one process; they run in workers."""
 
+import contextlib
 import contextvars
+import errno
+import itertools
 import pathlib
 import tempfile
 import warnings
@@ -22,7 +25,7 @@ def data():
     return x, (x.sum(axis=1) > 0).astype("float32")
 
 
-def seeded_model(seed=3, units=6):
+def seeded_model(seed=3, units=6, is_small=False):
     import keras
 
     import trireme
@@ -30,14 +33,13 @@ def seeded_model(seed=3, units=6):
     keras.backend.clear_session()
     keras.utils.set_random_seed(seed)
     with trireme.MirroredStrategy().scope():
-        model = keras.Sequential(
-            [
-                keras.layers.Dense(units, activation="relu"),
-                keras.layers.Dropout(0.4),
-                keras.layers.BatchNormalization(),
-                keras.layers.Dense(1, activation="sigmoid"),
-            ]
-        )
+        layers = [
+            keras.layers.Dense(units, activation="relu"),
+            keras.layers.Dropout(0.4),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(1, activation="sigmoid"),
+        ]
+        model = keras.Sequential(layers[-1:] if is_small else layers)
         model.compile(keras.optimizers.Adam(0.02), "binary_crossentropy", metrics=["accuracy"])
     return model
 
@@ -145,19 +147,26 @@ def undisturbed_and_resumed(interruptions_of):
     Args:
         interruptions_of: by name of a kind that `inputs` knows, pairs of the step to interrupt at and the `save_freq`.
     """
+    import keras
+
     import trireme
 
     results = {}
     for kind, interruptions in interruptions_of.items():
-        model = seeded_model()
+        # What matters of most kinds is the order of the rows, and on these backends to compile a model takes long.
+        is_small = kind != "arrays" and keras.backend.backend() != "torch"
+        model = seeded_model(is_small=is_small)
         undisturbed = result(model, model.fit(**inputs(kind), callbacks=deciding()))
         resumed = []
         for step, save_freq in interruptions:
             with tempfile.TemporaryDirectory() as folder:
+                location = f"memory:/{folder}" if "another seed" in kind else folder
 
-                def train(*more, seed=3, folder=folder, save_freq=save_freq, kind=kind):
-                    model = seeded_model(seed)
-                    backup = trireme.BackupAndRestore(folder, save_freq)
+                def train(
+                    *more, seed=3, location=location, save_freq=save_freq, kind=kind, is_small=is_small
+                ):
+                    model = seeded_model(seed, is_small=is_small)
+                    backup = trireme.BackupAndRestore(location, save_freq)
                     return result(model, model.fit(**inputs(kind), callbacks=[backup, *deciding(), *more]))
 
                 try:
@@ -215,9 +224,8 @@ def ends_and_refusals():
             )
     found["save_freq"] = error_of(lambda: trireme.BackupAndRestore("anywhere", save_freq=0))
     found["keep"] = error_of(lambda: trireme.BackupAndRestore("anywhere", keep=0))
-    if keras.backend.backend() == "tensorflow":
-        found["unseeded"] = warnings_of(unseeded_pipeline(x, y))
-    found["generator"] = warnings_of(row for row in [(x[:10], y[:10])] * 3)
+    found["full disk"] = warnings_of((x, y), save_freq=3, full_for=2)
+    found["generator"] = warnings_of([iter_rows(x, y)])
     # Whoever runs this may be in a scope.
     found["no strategy"] = contextvars.Context().run(error_of, fit_without_a_strategy)
     found["class is Keras' own"] = all(
@@ -226,6 +234,10 @@ def ends_and_refusals():
     )
     found["is a callback"] = isinstance(trireme.BackupAndRestore("anywhere"), keras.callbacks.Callback)
     return found
+
+
+def iter_rows(x, y):
+    yield from [(x[:10], y[:10])] * 3
 
 
 def unseeded_pipeline(x, y):
@@ -254,13 +266,58 @@ def error_of(function):
     return "no error"
 
 
-def warnings_of(batches):
+def warnings_of(data, save_freq="epoch", full_for=0):
+    """The warnings of a training, and how many backups it leaves.
+
+    Args:
+        data: the data, as `fit` takes them.
+        save_freq: as of `BackupAndRestore`.
+        full_for: how many backups find no room.
+    """
+    import keras
+
     import trireme
 
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as caught:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        warnings.catch_warnings(record=True) as caught,
+        full_disk(full_for),
+    ):
         warnings.simplefilter("always")
-        seeded_model().fit(batches, verbose=0, callbacks=[trireme.BackupAndRestore(folder)])
-    return [str(one.message) for one in caught if one.category.__name__ == "BackupWarning"]
+        callback = trireme.BackupAndRestore(folder, save_freq, keep=9)
+        # The writer would drop one that waits while the next comes.
+        flush = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: callback._writer.flush()
+        )
+        batch_size = BATCH_SIZE if len(data) > 1 else None
+        seeded_model().fit(*data, batch_size=batch_size, verbose=0, callbacks=[callback, flush])
+        count = len(list(pathlib.Path(folder).glob("*.manifest")))
+    return [str(one.message) for one in caught if one.category.__name__ == "BackupWarning"], count
+
+
+@contextlib.contextmanager
+def full_disk(num_writes):
+    """Lets the first writes of backups fail in the middle, as on a disk that fills up."""
+    from trireme.recovery.store import LocalStore
+
+    original, left = LocalStore.write, [num_writes]
+
+    def write(self, name, parts):
+        if left[0] > 0:
+            left[0] -= 1
+            parts = itertools.chain(itertools.islice(parts, 1), no_space())
+        original(self, name, parts)
+
+    LocalStore.write = write
+    try:
+        yield
+    finally:
+        LocalStore.write = original
+
+
+def no_space():
+    raise OSError(errno.ENOSPC, "No space left on device")
+    yield
 
 
 def train_without_chance(folder=None, interrupt_after=None):
@@ -285,9 +342,13 @@ def train_without_chance(folder=None, interrupt_after=None):
 
 
 def of_one_worker(interruptions_of, folder):
+    import keras
+
     found = {"undisturbed": train_without_chance()}
     train_without_chance(f"{folder}/by-one", interrupt_after=6)
     found["resumed"] = undisturbed_and_resumed(interruptions_of)
+    if keras.backend.backend() == "tensorflow":
+        found["unseeded"], _ = warnings_of((unseeded_pipeline(*data()),))
     return found
 
 
@@ -310,5 +371,6 @@ def of_two_workers(interruptions_of, folder, seed):
     return found
 
 
-def of_one_worker_again(folder):
-    return {"fewer workers": train_without_chance(f"{folder}/by-two"), **ends_and_refusals()}
+def of_one_worker_again(folder, with_refusals):
+    found = {"fewer workers": train_without_chance(f"{folder}/by-two")}
+    return {**found, **ends_and_refusals()} if with_refusals else found
