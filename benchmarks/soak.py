@@ -168,7 +168,8 @@ def soak(arguments: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]:
         runs.append(all_runs.disturbed(len(runs), left, undisturbed.took_s))
         print(f"run {len(runs)}: {runs[-1].num_kills} kills", file=sys.stderr, flush=True)
     lost = [steps for run in runs for steps in lost_steps(run.output)]
-    first_step_s = [float(text) for run in runs for text in _FIRST_STEP.findall(run.output)]
+    # A soak may be so short that each kill hit a start.
+    first_step_s = [float(text) for run in runs for text in _FIRST_STEP.findall(run.output)] or [float("nan")]
     extra_s = sum(run.took_s - undisturbed.took_s for run in runs)
     return {
         "backend": arguments.backend,

@@ -14,7 +14,7 @@ DEADLINE_S = 280
 
 @pytest.mark.timeout(DEADLINE_S + 10)
 def test_three_kills_change_no_number():
-    command = [sys.executable, str(SOAK), "--kills", "3", "--backend", "torch", "--epochs", "4"]
+    command = [sys.executable, str(SOAK), "--kills", "3", "--backend", "jax", "--epochs", "4"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)

@@ -17,11 +17,16 @@ SURVIVOR = pathlib.Path(__file__).with_name("survivor.py")
 DEADLINE_S = 280
 TIMEOUT_S = 24
 
-# What one worker is stuck in, what a fault plan does to that end, and what the report shows of it.
-STUCK = {
-    "tensorflow": (["blocked input", "1", "0", "fine input", "0", "0"], "", "step 5"),
-    "jax": ([], "stop(rank=1, step=5); ", "stopped by a signal such as SIGSTOP"),
-    "torch": (["loop", "1", "0"], "", "in loop"),
+# What goes wrong with worker 1 in the first start: by the script, by the fault plan; and what the report shows of it.
+# On JAX the soak kills workers.
+FAILURES = {
+    "tensorflow": (["blocked input", "1", "0"], "", ["stuck: worker 1 (pid", "step 5", "stacks of worker 0"]),
+    "jax": (
+        [],
+        "stop(rank=1, step=5); ",
+        ["stuck: worker 1 (pid", "a signal such as SIGSTOP", "stacks of worker 0"],
+    ),
+    "torch": ([], "kill(rank=1, step=5); ", ["worker 1 of 2 (pid", "step 5", "was killed by SIGKILL"]),
 }
 
 
@@ -61,30 +66,28 @@ def wait_for_file(path, process):
 @pytest.mark.timeout(3 * DEADLINE_S)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_it_survives(start, tmp_path, backend):
-    words, stop, stuck = STUCK[backend]
-    is_killed = backend == "torch"
-    # Stuck; then the newest backup is damaged, and on one backend a worker killed; then asked to end, twice.
-    kill = "; kill(rank=1, step=11, generation=1)" if is_killed else ""
+    words, fault, shown = FAILURES[backend]
+    # After a failure the newest backup is damaged; then the run is asked to end, twice, as are the workers.
     process = start(
         backend,
         *words,
-        *("sigterm", "0", str(1 + is_killed)),
+        *("sigterm", "0", "1"),
         options=["--max-restarts", "5"],
-        faults=f"{stop}corrupt_backup(newest, generation=1){kill}",
+        faults=f"{fault}corrupt_backup(newest, generation=1)",
     )
     for told in ("ready", "heard"):
         wait_for_file(tmp_path / told, process)
         process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 143, said
-    assert len(re.findall(r"stuck: worker 1 \(pid \d+, step \d+", said)) == 1, said
-    assert stuck in said
-    assert said.count("stacks of worker 0") == 1
+    for text in shown:
+        assert text in said
     assert "is passed over" in said
-    assert len(re.findall(r"worker 1 of 2 \(pid \d+, step 11\) was killed by SIGKILL", said)) == is_killed
-    assert said.count("starting again now") == 1 + is_killed
-    assert len(re.findall(r"first step \d+\.\d s after", said)) == 1 + is_killed
-    [step] = re.findall(r"saved before step (\d+) on SIGTERM", said)
+    assert said.count("starting again now") == 1
+    assert len(re.findall(r"first step \d+\.\d s after", said)) == 1
+    steps = re.findall(r"saved before step (\d+) on SIGTERM", said)
+    assert len(steps) == 1, said
+    [step] = steps
     assert int(step) in range(16, 21), "not in the last epoch"
 
     process = start(backend)

@@ -196,7 +196,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._writer.close()
         saved = "saved" if self._writer.has_room else "there was no room to save"
         self._tell(fit, f"{saved} before step {fit.step} on SIGTERM; start again to go on")
-        # All together, as after a run that has ended well: whoever went first would take the others' runtime along.
+        # All together, as after a run that has ended well: whoever went first would take the others' runtime along,
+        # and a step that still goes on would lose it.
+        fit.backend.wait_for_steps(fit.model)
         fit.backend.stop()
         raise SystemExit(EXIT_TERMINATED)
 
