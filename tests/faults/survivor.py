@@ -88,7 +88,7 @@ def train(folder=None, wrongs=()):
     if "loop" in wrongs:
         callbacks.append(at_batch(0, 5, loop))
     if "sigterm" in wrongs:
-        callbacks.append(at_batch(2, 1, lambda: await_sigterm(folder)))
+        callbacks.append(at_batch(1, 1, lambda: await_sigterm(folder)))
     data = {"x": x, "y": y, "batch_size": 10}
     if keras.backend.backend() == "tensorflow":
         data = {"x": pipeline(x, y, "blocked input" in wrongs), "shuffle": False}

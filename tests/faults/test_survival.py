@@ -29,7 +29,7 @@ FAILURES = {
     ),
     "jax": (
         [],
-        "stop(rank=1, step=5); ",
+        f"stop(rank=1, step=5); {CORRUPT}",
         ["stuck: worker 1 (pid", "a signal such as SIGSTOP", "stacks of worker 0"],
     ),
     "torch": ([], "kill(rank=1, step=5)", ["worker 1 of 2 (pid", "step 5", "was killed by SIGKILL"]),
@@ -94,7 +94,7 @@ def test_it_survives(start, tmp_path, backend):
     steps = re.findall(r"saved before step (\d+) on SIGTERM", said)
     assert len(steps) == 1, said
     [step] = steps
-    assert int(step) in range(16, 21), "not in the last epoch"
+    assert int(step) in range(9, 21), "not in the middle of the training"
 
     process = start(backend)
     _, said = process.communicate(timeout=DEADLINE_S)
