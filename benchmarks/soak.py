@@ -38,6 +38,8 @@ WORKER = b"trireme.launch.bootstrap"
 LARGEST_DIFFERENCE = 1e-6
 # No attempt may take that long: then something is stuck.
 LONGEST_RUN_S = 600.0
+# Of the time that an undisturbed run takes from its start to its end: nearly each attempt meets a kill somewhere.
+_KILL_WITHIN = 0.9
 
 _KILLED = re.compile(r"worker \d+ of \d+ \(pid \d+(?:, step (\d+))?\) was killed by SIGKILL")
 _RESUMED = re.compile(r"going on from .* after (\d+) steps")
@@ -109,7 +111,7 @@ class Soak:
         return self._run("undisturbed", [], 0, 0.0)
 
     def disturbed(self, number: int, num_kills: int, longest_s: float) -> Run:
-        """Trains while workers are killed, up to `num_kills` times, each within `longest_s` of the start before."""
+        """Trains while workers are killed, up to `num_kills` times, each within `longest_s` of the kill before."""
         backup = ["--backup", str(self._folder / f"backup-{number}")]
         backup += ["--backup-every", str(self._arguments.backup_every), "--max-restarts", str(num_kills)]
         return self._run(f"disturbed-{number}", backup, num_kills, longest_s)
@@ -165,7 +167,7 @@ def soak(arguments: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]:
     undisturbed = all_runs.undisturbed()
     runs: list[Run] = []
     while (left := arguments.kills - sum(run.num_kills for run in runs)) > 0:
-        runs.append(all_runs.disturbed(len(runs), left, undisturbed.took_s))
+        runs.append(all_runs.disturbed(len(runs), left, _KILL_WITHIN * undisturbed.took_s))
         print(f"run {len(runs)}: {runs[-1].num_kills} kills", file=sys.stderr, flush=True)
     lost = [steps for run in runs for steps in lost_steps(run.output)]
     # A soak may be so short that each kill hit a start.
