@@ -43,6 +43,7 @@ _KILL_WITHIN = 0.9
 
 _KILLED = re.compile(r"worker \d+ of \d+ \(pid \d+(?:, step (\d+))?\) was killed by SIGKILL")
 _RESUMED = re.compile(r"going on from .* after (\d+) steps")
+_FINISHED = "only later ones are left to train"
 _FIRST_STEP = re.compile(r"first step (\S+) s after")
 
 
@@ -65,13 +66,19 @@ class Run:
 
 def lost_steps(output: str) -> list[int]:
     """Returns for each kill how many steps were trained again."""
-    lost = []
+    lost, reached = [], 0
     attempts = output.split("starting again")
-    for before, after in itertools.pairwise(attempts):
-        killed, resumed = _KILLED.findall(before), _RESUMED.search(after)
-        # One that had not begun a step yet, or whose peer came back to the very step.
-        reached = int(killed[-1] or 0) if killed else 0
-        lost.append(max(0, reached - (int(resumed[1]) if resumed else 0)) if reached else 0)
+    for number, (before, after) in enumerate(itertools.pairwise(attempts), 2):
+        reached = max(reached, *(int(step or 0) for step in _KILLED.findall(before)[-1:]), 0)
+        resumed = _RESUMED.search(after)
+        trains = number == len(attempts) or any(_KILLED.findall(after))
+        if not (resumed or trains) or _FINISHED in after:
+            # It was killed before it had read a backup, which the next attempt does; or nothing was left to train.
+            lost.append(0)
+            reached = 0 if _FINISHED in after else reached
+        else:
+            lost.append(max(0, reached - (int(resumed[1]) if resumed else 0)))
+            reached = 0
     return lost
 
 

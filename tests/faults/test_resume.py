@@ -21,29 +21,22 @@ TIMEOUT_S = 250
 OFTEN, ONCE = [(12, 3), (9, "epoch")], [(12, 3)]
 KINDS = {
     "tensorflow": {
-        "arrays": OFTEN,
-        "arrays, restarted with another seed": ONCE,
+        "arrays": ONCE,
         "tf.data, cached after its shuffle": ONCE,
         "tf.data, shuffled twice in an epoch": ONCE,
-        "tf.data, of unknown length": ONCE,
         "tf.data, endless": ONCE,
-        "PyDataset": ONCE,
     },
     "jax": {
-        "arrays": OFTEN,
-        "arrays, shuffled by batches": ONCE,
+        "arrays": ONCE,
         "arrays, epochs that end in between": ONCE,
         "tf.data, of unknown length": ONCE,
-        "PyDataset": ONCE,
         "grain": ONCE,
     },
     "torch": {
         "arrays": OFTEN,
         "arrays, restarted with another seed": ONCE,
         "arrays, shuffled by batches": ONCE,
-        "arrays, epochs that end in between": ONCE,
-        "tf.data, endless": ONCE,
-        "DataLoader": OFTEN,
+        "DataLoader": ONCE,
         "DataLoader, of unknown length": ONCE,
         "PyDataset": ONCE,
     },

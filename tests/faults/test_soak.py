@@ -24,16 +24,20 @@ def test_three_kills_change_no_number():
 
 
 def test_lost_steps_are_those_trained_twice():
-    killed = "worker 1 of 2 (pid 17{}) was killed by SIGKILL\n"
-    output = (
-        killed.format(", step 14")
-        + "starting again now\ngoing on from backup-1: epoch 0, batch 9, after 10 steps\n"
-        + killed.format("")
-        + "starting again in 1 s\ngoing on from backup-1: epoch 0, batch 9, after 10 steps\n"
-        + killed.format(", step 22")
-        + "starting again now\nno backup was there\n"
-    )
-    assert soak.lost_steps(output) == [4, 0, 22]
+    killed = "worker 1 of 2 (pid 17{}) was killed by SIGKILL\nstarting again now\n"
+    resumed = "going on from backup-1: epoch 0, batch 9, after 10 steps\n"
+    output = [
+        killed.format(", step 14"),
+        resumed + killed.format(", step 18"),
+        # This one was killed before it had read the backup.
+        killed.format(""),
+        resumed + killed.format(", step 99"),
+        "backup-9 holds a training of 4 epochs; only later ones are left to train\n"
+        + killed.format(", step 99"),
+        "backup-9 holds a training of 4 epochs; only later ones are left to train\n",
+    ]
+    assert soak.lost_steps("".join(output)) == [4, 0, 8, 0, 0]
+    assert soak.lost_steps(killed.format(", step 22") + "no backup was there\n") == [22]
 
 
 @pytest.mark.parametrize(

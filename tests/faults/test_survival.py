@@ -15,7 +15,7 @@ from tests.faults.test_resume import BACKENDS, SEED, differences, of_two_workers
 
 SURVIVOR = pathlib.Path(__file__).with_name("survivor.py")
 DEADLINE_S = 280
-TIMEOUT_S = 24
+TIMEOUT_S = 20
 
 # What goes wrong with worker 1 in the first start: by the script, by the fault plan; and what the report shows of it.
 # While one is stuck, backups are written to their end, so that the newest can be damaged and there is one before.
