@@ -328,3 +328,16 @@ def verified(strategy):
         assert report.num_rows == (12, 12, 11)
     history = model.fit(x, y, batch_size=8, epochs=2, verbose=0)
     return {**numbers_of(model, history), "steps": keras.ops.cast(model.optimizer.iterations, "int32")}
+
+
+@case
+def one_variable_eagerly(strategy):
+    """One tensor in each exchange, which TensorFlow hands back in another form than several."""
+    import keras
+    import numpy as np
+
+    x, y = np.ones((19, 1), "float32"), np.arange(19, dtype="float32")[:, None]
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+        model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
+    return numbers_of(model, model.fit(x, y, batch_size=8, verbose=0))

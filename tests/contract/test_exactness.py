@@ -74,6 +74,7 @@ TWO_REPLICAS_ONLY = {name for name in CASES if name.startswith("optimizer_")} | 
     "functional_losses",
     "loaded_weights_and_lora",
     "loop_of_the_users_own",
+    "one_variable_eagerly",
     "overflow_on_one_replica",
     "schedule_and_weight_decay",
     "task_of_backbone_and_preprocessor",

@@ -51,6 +51,8 @@ class SharedMemoryCollectives:
             return results
 
         sums = tf.numpy_function(exchange, [weight, *tensors], [tensor.dtype for tensor in tensors])
+        # Run eagerly, TensorFlow gives a single result without the list around it.
+        sums = sums if isinstance(sums, (list, tuple)) else [sums]
         for result, tensor in zip(sums, tensors, strict=True):
             result.set_shape(tensor.shape)
         return sums
