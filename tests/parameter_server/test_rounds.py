@@ -95,6 +95,7 @@ def test_a_worker_for_whom_nothing_is_left_takes_a_batch_that_does_not_count(two
     assert other.take_batch().num_rows == 0
     other.finish()
     assert float(other.totals["rows"]) == 20
+    assert other.take_batch().num_rows == 0, "a step that comes after the end of its round"
 
 
 def test_whoever_stops_in_the_middle_passes_over_the_rest(two):

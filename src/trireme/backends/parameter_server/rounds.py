@@ -86,8 +86,11 @@ class Rounds:
         self.totals = dict(self._answer.totals)
 
     def take_batch(self):
-        """Returns the `Batch` that the next training step was given."""
-        return self._batches.popleft()
+        """Returns the `Batch` that the next training step was given.
+
+        One whose round is over meanwhile, as can be where steps run beside Python, does not count either.
+        """
+        return self._batches.popleft() if self._batches else Batch(self.number, 0)
 
     def meet(self, number, what):
         """Waits until the chief is here too."""
