@@ -148,3 +148,10 @@ def test_the_order_of_rows():
     blocks = row_order(7, 3, "batch", [1])
     assert blocks[-1] == 6
     assert sorted(map(tuple, blocks[:6].reshape(2, 3).tolist())) == [(0, 1, 2), (3, 4, 5)]
+
+
+@pytest.mark.parametrize(("under_way", "next_epoch"), [([1, 2, 3, 4], 1), ([3, 4], 3), ([], 5)])
+def test_who_was_away_goes_on_with_the_epoch_under_way(under_way, next_epoch):
+    plan = Plan(first_round=0, initial_epoch=0, epochs=5, current_round=2)
+    assert plan.begin_next(lambda epoch: epoch in under_way) == bool(under_way)
+    assert plan.next_epoch == next_epoch

@@ -5,6 +5,7 @@ Methods are bound on the instance, never on its class, so that saving and loadin
 
 import functools
 import inspect
+import math
 import warnings
 
 import numpy as np
@@ -74,8 +75,8 @@ class _Adopted:
                 self._exchange, self._report(), plan.training_round(epoch), f"train in epoch {epoch}"
             )
 
-        while not self._exchange.is_chief and plan.epochs_left and not begin(plan.next_epoch):
-            plan.next_epoch += 1
+        if not self._exchange.is_chief:
+            plan.begin_next(begin)
         follower = Follower(self._exchange, begin, plan)
         arguments["callbacks"] = for_this_worker(
             arguments.get("callbacks"), follower, self._exchange.is_chief
@@ -131,9 +132,8 @@ class _Adopted:
         if arguments.get("_use_cached_eval_dataset"):
             epoch = self._plan.next_epoch - 1
             what = f"validate after epoch {epoch}"
-            return self._evaluate_round(
-                self._validation, self._plan.validation_round(epoch), what, arguments
-            )[1]
+            number = self._plan.validation_round(epoch)
+            return self._evaluate_round(self._validation, number, what, arguments)[1]
         x, y, sample_weight = (arguments.pop(name, None) for name in ("x", "y", "sample_weight"))
         batch_size, steps = arguments.pop("batch_size", None), arguments.pop("steps", None)
         inner = choose_adapter(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps)
@@ -151,9 +151,8 @@ class _Adopted:
         self._take_newest()
         was_training, self._is_training = self._is_training, False
         try:
-            if not adapter.begin(self._exchange, self._report(), number, what):
-                return False, None
-            return True, self._originals["evaluate"](**arguments)
+            is_shared = adapter.begin(self._exchange, self._report(), number, what)
+            return is_shared, self._originals["evaluate"](**arguments)
         finally:
             self._is_training = was_training
 
@@ -207,14 +206,16 @@ class _Adopted:
                 return original(logs)
             self._rounds.finish()
             totals = self._rounds.totals
-            take_totals(model, totals, self._is_training)
+            if totals:
+                take_totals(model, totals, self._is_training)
             result = dict(original(logs))
             if self._is_training:
                 self._plan.next_epoch += 1
                 self._take_newest()
-                result["staleness"] = mean_staleness(totals)
-                model.stop_training = model.stop_training or bool(totals[STOP] > 0)
-            return result
+                result["staleness"] = mean_staleness(totals) if totals else math.nan
+                model.stop_training = model.stop_training or bool(totals.get(STOP, 0) > 0)
+            # The servers remember two rounds: a worker that was away for longer does not learn what became of them.
+            return result if totals else dict.fromkeys(result, math.nan)
 
         object.__setattr__(model, "_get_metrics_result_or_logs", get_metrics_result_or_logs)
 

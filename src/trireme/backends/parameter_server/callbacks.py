@@ -50,12 +50,11 @@ class Follower(keras.callbacks.Callback):
             self._learning_rate = learning_rate
             self._exchange.configure({"learning_rate": learning_rate})
         # After the servers have the rate, since other workers wait for this.
-        self._begin(epoch)
+        self._begin(self._plan.next_epoch)
 
     def on_epoch_end(self, epoch, logs=None):
-        is_led = not self._exchange.is_chief and self._plan.epochs_left
-        if is_led and not self.model.stop_training and not self._begin(epoch + 1):
-            self.model.stop_training = True
+        if not self._exchange.is_chief and self._plan.epochs_left and not self.model.stop_training:
+            self.model.stop_training = not self._plan.begin_next(self._begin)
 
     def _current_learning_rate(self):
         rate = self.model.optimizer._learning_rate

@@ -31,6 +31,17 @@ class Plan:
     def epochs_left(self):
         return self.next_epoch < self.epochs
 
+    def begin_next(self, begin):
+        """Goes on with the first epoch that `begin` finds to be under way; returns False if none is left.
+
+        A worker that was away for long may have missed some, and the chief may have ended the training.
+        """
+        while self.epochs_left:
+            if begin(self.next_epoch):
+                return True
+            self.next_epoch += 1
+        return False
+
     @property
     def last_round(self):
         return self.training_round(self.epochs)
