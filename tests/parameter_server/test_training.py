@@ -39,7 +39,7 @@ def results_of(tmp_path_factory):
             "jax": ON_ALL_BACKENDS,
             "torch": ON_ALL_BACKENDS + ON_TORCH,
         }[backend]
-        return run_workers(run_cases, 2, folder, names, backend=backend, timeout_s=200)
+        return run_workers(run_cases, 2, folder, names, backend=backend, timeout_s=280)
 
     return results_of
 
