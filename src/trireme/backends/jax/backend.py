@@ -123,10 +123,11 @@ class JaxBackend(Backend):
         if step_before is not None and not step_before.is_ready():
             with self.waiting():
                 step_before.block_until_ready()
-        state = getattr(model, "_jax_state", None)
-        if state and state["optimizer_variables"]:
+        # Where `predict_on_batch` came before, what it left has none.
+        updated = (getattr(model, "_jax_state", None) or {}).get("optimizer_variables")
+        if updated:
             # A copy, because the next step takes over the state's own memory.
-            self._step_before = state["optimizer_variables"][0].addressable_data(0) + 0
+            self._step_before = updated[0].addressable_data(0) + 0
 
     @contextlib.contextmanager
     def alone(self):
