@@ -32,6 +32,11 @@ def choose_adapter(x, y=None, sample_weight=None, name="x", **options):
     return adapter
 
 
+def parts_of(data):
+    """Returns `(x, y, sample_weight)` of what is given as one: a tuple of them without its last ones, or `x` alone."""
+    return (*data, None, None)[:3] if isinstance(data, (tuple, list)) else (data, None, None)
+
+
 def split_validation(x, y, sample_weight, validation_split):
     """Returns `((x, y, sample_weight), validation_data)` just as Keras' `fit` would split them."""
     return array_slicing.train_validation_split((x, y, sample_weight), validation_split=validation_split)

@@ -18,7 +18,7 @@ import keras
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from trireme.backends import accumulators, fitting, metric_checks, metrics
-from trireme.backends.adapters import choose_adapter, split_validation
+from trireme.backends.adapters import choose_adapter, parts_of, split_validation
 from trireme.backends.callbacks import for_this_worker
 from trireme.backends.model_state import broadcast_state
 from trireme.backends.parameter_server.adoption import adopt as adopt_by_servers
@@ -184,8 +184,7 @@ def _verify_instead(model, arguments):
 
 
 def _sharded_validation(backend, arguments, batch_size):
-    data = arguments["validation_data"]
-    x, y, sample_weight = (*data, None, None)[:3] if isinstance(data, (tuple, list)) else (data, None, None)
+    x, y, sample_weight = parts_of(arguments["validation_data"])
     batch_size = arguments.pop("validation_batch_size", None) or batch_size
     steps = arguments.get("validation_steps")
     return (

@@ -13,7 +13,6 @@ from trireme.backends.parameter_server import embedding
 
 _strategy = contextvars.ContextVar("trireme_strategy", default=None)
 
-
 # What to say, once, when a model is compiled while no scope has ever been entered.
 _forgotten = []
 

@@ -91,11 +91,10 @@ class Strategy:
         Raises:
             UsageError: the model is not compiled, not of this strategy, or there is one replica only.
         """
+        from trireme.backends.adapters import parts_of
         from trireme.backends.verification import verify
 
-        x, y, sample_weight = (
-            (*data, None, None)[:3] if isinstance(data, (tuple, list)) else (data, None, None)
-        )
+        x, y, sample_weight = parts_of(data)
         return verify(model, self, x, y, sample_weight, num_steps=num_steps, batch_size=batch_size)
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:

@@ -10,7 +10,7 @@ import warnings
 
 import numpy as np
 
-from trireme.backends.adapters import choose_adapter, split_validation
+from trireme.backends.adapters import choose_adapter, parts_of, split_validation
 from trireme.backends.build import build_model
 from trireme.backends.parameter_server.callbacks import Follower, for_this_worker
 from trireme.backends.parameter_server.data import RangedArrays, batch_rows_of
@@ -108,10 +108,7 @@ class _Adopted:
         return RangedArrays(inner, self._side, batch_rows, shuffle, self._strategy.seed)
 
     def _validation_adapter(self, arguments, batch_size):
-        data = arguments["validation_data"]
-        x, y, sample_weight = (
-            (*data, None, None)[:3] if isinstance(data, (tuple, list)) else (data, None, None)
-        )
+        x, y, sample_weight = parts_of(arguments["validation_data"])
         batch_size = arguments.pop("validation_batch_size", None) or batch_size
         steps = arguments.pop("validation_steps", None)
         inner = choose_adapter(
