@@ -1,0 +1,77 @@
+"""The digits example in two pods, one of which is killed in the middle: it ends with the undisturbed weights."""
+
+import io
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import zipfile
+
+import h5py
+import numpy as np
+import pytest
+
+from tests.system.machine import Machine, machine
+
+EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "digits.py"
+EPOCHS = 3
+SAVED = "/trireme/backup/model"
+
+
+def weights_in(folder: pathlib.Path) -> dict[str, np.ndarray]:
+    """The arrays of a saved model, optimizer's included, without a framework."""
+    arrays: dict[str, np.ndarray] = {}
+    with zipfile.ZipFile(folder / "digits.keras") as archive:
+        file = h5py.File(io.BytesIO(archive.read("model.weights.h5")))
+    file.visititems(
+        lambda name, item: arrays.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None
+    )
+    assert arrays
+    return arrays
+
+
+def undisturbed(folder: pathlib.Path, backend: str) -> subprocess.Popen:
+    """The example on one plain device."""
+    return subprocess.Popen(
+        [sys.executable, str(EXAMPLE), "--epochs", str(EPOCHS), "--save", str(folder)],
+        env=os.environ | {"KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "-1"},
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def newest_pod(at: Machine, index: int) -> str:
+    pods = [pod for pod in at.plane.list("Pod") if pod["metadata"]["name"].startswith(f"digits-{index}-")]
+    return max(pods, key=lambda pod: int(pod["metadata"]["resourceVersion"]))["metadata"]["name"]
+
+
+@pytest.mark.timeout(500)  # two starts of a framework, one after the other, in each of two pods
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_a_pod_that_is_killed_in_the_middle_costs_nothing(tmp_path, backend):
+    with machine(tmp_path) as at, undisturbed(tmp_path / "alone", backend) as alone:
+        line = ["run", "--on=kubernetes", "--name=digits", "--image=local/digits:1", "--workers=2"]
+        line += [f"--backend={backend}", "--memory=3Gi", "--backup-claim=shared", "--backup-every=5"]
+        line += ["--log-dir=logs", str(EXAMPLE), f"--epochs={EPOCHS}", f"--save={SAVED}"]
+        said = []
+        with at.start(*line) as process:
+            for text in process.stdout:
+                said.append(text)
+                if text.startswith("Epoch 2/"):
+                    break
+            victim = newest_pod(at, 1)
+            at.kubelet.kill(victim, 9)
+            said += process.stdout
+        everything = "".join(said)
+        assert process.returncode == 0, everything
+        # The pod of the chief stayed: only its workers were started again.
+        assert everything.count("worker 0: Running") == 1 and everything.count("worker 1: Running") == 2, (
+            everything
+        )
+        assert newest_pod(at, 1) != victim
+        steps = re.search(r"going on from backup-.*after (\d+) steps", everything)
+        assert steps is not None and int(steps[1]) >= 5, everything
+        assert alone.wait(240) == 0
+        ours, theirs = weights_in(at.claim / "model"), weights_in(tmp_path / "alone")
+        assert ours.keys() == theirs.keys()
+        for name in theirs:
+            np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-4, atol=1e-5, err_msg=name)
