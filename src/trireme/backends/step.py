@@ -105,9 +105,11 @@ def _row_mean_losses(keras_loss):
         from keras import ops
 
         step = current_step()
-        reduce_all = functools.partial(original, values, sample_weight, mask, dtype=dtype)
         if step is None or reduction in (None, "none") or len(values.shape) == 0:
-            return reduce_all(reduction=reduction)
+            return original(values, sample_weight, mask, reduction, dtype)
+        # On torch Keras multiplies the mask into the very tensor that it was given.
+        own_weight = sample_weight if sample_weight is None or mask is None else ops.copy(sample_weight)
+        reduce_all = functools.partial(original, values, own_weight, mask, dtype=dtype)
         if mask is None and reduction in ("sum_over_batch_size", "mean"):
             # A mean over rows already. Keras leaves a loss that is known to have no rows unreduced.
             return ops.sum(reduce_all(reduction=reduction))
@@ -130,7 +132,8 @@ def _counted(keras_loss, values, sample_weight, mask, reduction, dtype):
 
     num_values = ops.cast(ops.size(values), dtype)
     if reduction == "mean_with_sample_weight":
-        weight = keras_loss.apply_mask(sample_weight, mask, dtype=dtype, reduction=reduction)
+        own_weight = None if sample_weight is None else ops.copy(sample_weight)
+        weight = keras_loss.apply_mask(own_weight, mask, dtype=dtype, reduction=reduction)
         total = num_values if weight is None else ops.sum(ops.cast(weight, dtype))
         return total, num_values, num_values
     return ops.sum(ops.cast(mask, dtype)), ops.cast(ops.size(mask), dtype), num_values

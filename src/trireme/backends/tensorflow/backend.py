@@ -70,7 +70,8 @@ class TensorFlowBackend(Backend):
         return True
 
     def build(self, model, adapter, training=True):
-        build_model(model, iter([adapter.get_tf_dataset().element_spec.data]), training)
+        specs = tf.nest.map_structure(_of_some_rows, adapter.get_tf_dataset().element_spec.data)
+        build_model(model, iter([specs]), training)
 
     def trying_once(self):
         is_done = tf.Variable(False, trainable=False)
@@ -90,3 +91,9 @@ class TensorFlowBackend(Backend):
 
     def is_tracing(self):
         return tf.inside_function()
+
+
+def _of_some_rows(spec):
+    """Returns `spec` without its number of rows where this worker has none: Keras does not reduce their loss."""
+    has_no_rows = spec.shape.rank and spec.shape[0] == 0
+    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if has_no_rows else spec
