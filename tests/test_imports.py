@@ -42,6 +42,7 @@ MAY_IMPORT = {
 # Keras' too, and only a launcher of servers makes keys.
 MAY_IMPORT_LAZILY = {
     "launch.bootstrap": {"backends", "strategies", "parameter_server", "testing"},
+    "launch.kubernetes.keys": {"parameter_server"},
     "launch.server_process": {"backends", "parameter_server"},
     "launch.servers": {"parameter_server"},
 }

@@ -63,7 +63,10 @@ def test_a_module_in_a_pod(started, monkeypatch):
 
 def test_a_worker_of_parameter_servers_goes_its_own_pace(started, monkeypatch):
     jobs = []
-    monkeypatch.setattr(local, "run", lambda job: jobs.append(job) or 9)
+    last_words = []
+    monkeypatch.setattr(
+        local, "run", lambda job, is_last_word: (jobs.append(job), last_words.append(is_last_word)) and 9
+    )
     servers = {"server": {"replicas": 2, "host": "train-server-{index}.train", "port": 2222}}
     cluster = json.dumps(json.loads(POD["TRIREME_CLUSTER"]) | servers)
     for name, value in {**POD, "TRIREME_CLUSTER": cluster}.items():
@@ -71,6 +74,9 @@ def test_a_worker_of_parameter_servers_goes_its_own_pace(started, monkeypatch):
     monkeypatch.delenv("TRIREME_BACKUP")
     assert execute(["worker", "--", "train.py"]) == 9
     assert (len(jobs[0].cluster.servers), list(jobs[0].ranks), started) == (2, [1], [])
+    monkeypatch.setenv("TRIREME_RESTARTED_BY", "agent")
+    assert execute(["worker", "--", "train.py"]) == 9
+    assert last_words == ["TRIREME_RESTARTED_BY" in POD, True]
 
 
 def test_what_is_typed_comes_before_the_environment(started, monkeypatch, tmp_path):

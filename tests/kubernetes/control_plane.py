@@ -25,6 +25,7 @@ from tests.kubernetes.job_controller import History, reconcile
 KINDS = {
     ("api/v1", "services"): "Service",
     ("api/v1", "configmaps"): "ConfigMap",
+    ("api/v1", "secrets"): "Secret",
     ("api/v1", "pods"): "Pod",
     ("api/v1", "events"): "Event",
     ("api/v1", "nodes"): "Node",

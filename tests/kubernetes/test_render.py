@@ -1,18 +1,21 @@
 """What every rendered object must hold, whatever was asked for: what was measured on a real control plane."""
 
+import base64
 import os
 import pathlib
 import tempfile
 import traceback
 from fractions import Fraction
 
+import kubernetes_validate
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kubernetes.jobs import FOLDER, JOBS, job
+from trireme.launch.kubernetes.keys import fresh_secrets
 from trireme.launch.kubernetes.quantities import parse_quantity
-from trireme.launch.kubernetes.render import header, render
+from trireme.launch.kubernetes.render import header, render, secrets
 from trireme.launch.kubernetes.source import Source
 from trireme.launch.kubernetes.spec import KubernetesJob
 
@@ -61,7 +64,7 @@ def test_exit_codes_that_end_the_run_come_first(made):
         if "backoffLimitPerIndex" in spec:
             assert spec["maxFailedIndexes"] == 0 and "backoffLimit" not in spec
             assert second["action"] == "Ignore"
-            assert [rule["onExitCodes"]["values"] for rule in rest if rule["action"] == "Ignore"] == [[75]]
+            assert [rule["onExitCodes"]["values"] for rule in rest] == [[75]]
         else:
             assert spec["backoffLimit"] == 0 and made.jobset
             assert second["action"] == "FailJob" and not rest
@@ -165,7 +168,7 @@ def test_kueue_finds_the_run_suspended_in_its_queue(jobset):
 
 
 def test_backups_are_found_by_every_pod():
-    for spec in job_specs(job(servers=1, backup_claim="claim")).values():
+    for spec in job_specs(job(workers=2, backup_claim="claim")).values():
         assert environ(spec)["TRIREME_BACKUP"] == "/trireme/backup/train"
         assert {"name": "backup", "mountPath": "/trireme/backup"} in container(spec)["volumeMounts"]
         assert {"name": "backup", "persistentVolumeClaim": {"claimName": "claim"}} in spec["template"][
@@ -173,6 +176,57 @@ def test_backups_are_found_by_every_pod():
         ]["volumes"]
     assert environ(job_specs(job(backup="s3://a/$(b)"))["worker"])["TRIREME_BACKUP"] == "s3://a/$$(b)"
     assert "TRIREME_BACKUP" not in environ(job_specs(job())["worker"])
+
+
+def test_servers_save_where_the_pods_that_replace_them_look():
+    specs = job_specs(job(servers=1, backup_claim="claim"))
+    assert environ(specs["server"])["TRIREME_SNAPSHOTS"] == "/trireme/backup/train"
+    assert "TRIREME_SNAPSHOTS" not in environ(specs["worker"])
+    for spec in specs.values():
+        assert "TRIREME_BACKUP" not in environ(spec)
+        # The script may save its model there.
+        assert {"name": "backup", "mountPath": "/trireme/backup"} in container(spec)["volumeMounts"]
+    assert "TRIREME_SNAPSHOTS" not in environ(job_specs(job(servers=1))["server"])
+
+
+@pytest.mark.parametrize("jobset", [False, True])
+def test_each_role_is_given_the_keys_of_that_role(jobset):
+    made = job(servers=1, jobset=jobset)
+    keys = {"server": {"A": "of servers"}, "worker": {"B": "of workers", "C": "secret"}}
+    by_name = {item["metadata"]["name"]: item for item in secrets(made, keys)}
+    assert len(by_name) == 2
+    for role, spec in job_specs(made).items():
+        (source,) = container(spec)["envFrom"]
+        secret = by_name[source["secretRef"]["name"]]
+        assert {name: base64.b64decode(text).decode() for name, text in secret["data"].items()} == keys[role]
+        assert secret["immutable"] is True
+        owner = "JobSet/train" if jobset else "Job/train-worker"
+        assert secret["metadata"]["annotations"] == {"trireme.dev/owner": owner}
+    assert not any("envFrom" in container(spec) for spec in job_specs(job()).values())
+
+
+def test_secrets_are_no_part_of_what_is_rendered():
+    assert "Secret" not in {item["kind"] for item in render(job(servers=1))}
+    assert "secrets" in header(job(servers=1)) and "secrets" not in header(job())
+
+
+@pytest.mark.parametrize("version", ["1.30", "1.37"])
+def test_kubernetes_accepts_the_secrets(version):
+    made = job(servers=1)
+    first, second = fresh_secrets(made), fresh_secrets(made)
+    for secret in first:
+        assert kubernetes_validate.validate(secret, version, strict=True) == version
+    texts = [text for secret in first + second for text in secret["data"].values()]
+    # Of each pair of keys the workers' public one is in both Secrets.
+    assert len(texts) == 10 and len(set(texts)) == 8
+    assert fresh_secrets(job()) == []
+
+
+def test_a_server_without_workers_is_not_replaced():
+    specs = job_specs(job(servers=1))
+    action = {role: spec["podFailurePolicy"]["rules"][2]["action"] for role, spec in specs.items()}
+    assert action == {"worker": "Ignore", "server": "FailJob"}
+    assert specs["server"]["podFailurePolicy"]["rules"][2]["onExitCodes"]["values"] == [75]
 
 
 def test_with_servers_the_chief_ends_the_run_and_the_servers_go_with_it():

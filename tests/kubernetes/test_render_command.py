@@ -65,7 +65,6 @@ def test_every_option_reaches_the_job():
             "--priority-class=high",
             "--queue=team-a",
             "--grace=30",
-            "--backup-every=50",
             "--max-restarts=9",
             "--jobset",
             "--backend=jax",
@@ -88,7 +87,6 @@ def test_every_option_reaches_the_job():
         priority_class="high",
         queue="team-a",
         grace_s=30,
-        backup_every=50,
         max_restarts=9,
         jobset=True,
         backend="jax",
@@ -99,7 +97,7 @@ def test_every_option_reaches_the_job():
         for field in dataclasses.fields(job)
         if getattr(job, field.name) == field.default and field.name != "run_id"
     }
-    assert untouched == {"backup"}, "give the other options here too"
+    assert untouched == {"backup", "backup_every"}, "give the other options here too"
 
 
 def test_defaults():
@@ -122,9 +120,10 @@ def test_the_backend_is_the_one_keras_would_choose():
 
 
 def test_object_storage_for_backups():
-    _, _, job = rendered("--backup", "gs://bucket/a", "train.py")
+    _, _, job = rendered("--backup", "gs://bucket/a", "--backup-every", "50", "train.py")
     env = job["spec"]["template"]["spec"]["containers"][0]["env"]
     assert {"name": "TRIREME_BACKUP", "value": "gs://bucket/a"} in env
+    assert {"name": "TRIREME_BACKUP_EVERY", "value": "50"} in env
 
 
 def test_a_module_and_its_arguments():
@@ -149,6 +148,21 @@ def test_overlays_in_their_order(tmp_path):
     *_, job = rendered("--overlay", "first.yaml", "--overlay", "second.yaml", "train.py")
     assert job["spec"]["ttlSecondsAfterFinished"] == 2
     assert job["spec"]["first"] == job["spec"]["second"] == 1
+
+
+def test_keys_are_printed_alone_and_others_each_time():
+    line = ("--servers", "2", "--namespace", "research", "train.py")
+    first, second = rendered("--keys", *line), rendered("--keys", *line)
+    for documents in (first, second):
+        assert [(one["kind"], one["metadata"]["name"]) for one in documents] == [
+            ("Secret", "train-worker-keys"),
+            ("Secret", "train-server-keys"),
+        ]
+        assert all(one["metadata"]["namespace"] == "research" for one in documents)
+    assert first[0]["data"].keys() == second[0]["data"].keys() and first != second
+    text = trireme("--on", "kubernetes", *LEAST, *line).stdout.decode()
+    assert "with --keys prints the Secrets" in text
+    assert not any(value in text for one in first for value in one["data"].values())
 
 
 def test_bytes_do_not_depend_on_the_surroundings():
@@ -198,6 +212,8 @@ def test_all_mistakes_at_once(tmp_path):
             ("--on=kubernetes", "--nmae", "train", "train.py"),
             "there is no option --nmae: did you mean --name?",
         ),
+        (("--on=kubernetes", *LEAST, "--keys", "train.py"), "--keys says something only with --servers"),
+        (("--on=slurm", "--keys", "train.py"), "--keys says something only with --on kubernetes"),
         (("--on=kubernetes", *LEAST, "--backup=gs://a", "--backup-claim=b", "train.py"), "leave one out"),
     ],
     ids=str,

@@ -1,5 +1,6 @@
 """`trireme run --on kubernetes` and the commands about a run, as a person types them, against a stand-in cluster."""
 
+import base64
 import contextlib
 import os
 import pathlib
@@ -92,6 +93,41 @@ def test_rm_deletes_it_afterwards(tmp_path):
     with desk(tmp_path, trains) as at:
         assert at.run("run", *LEAST, "--rm", "train.py").returncode == 0
         assert [at.plane.list(kind) for kind in ("Job", "Service", "ConfigMap", "Pod")] == [[]] * 4
+
+
+@pytest.mark.parametrize("may_list_secrets", [True, False])
+def test_servers_and_workers_get_keys_that_nobody_sees(tmp_path, may_list_secrets):
+    keys, owners = {}, {}
+
+    def life(pod: Pod) -> None:
+        (source,) = pod.item["spec"]["containers"][0]["envFrom"]
+        # Created before the pods that refer to it.
+        keys[pod.role] = pod.plane.get("Secret", source["secretRef"]["name"])["data"]
+        pod.run()
+        pod.end(0)
+
+    def refuse(method, path):
+        if path.endswith("/secrets") and method == "GET" and not may_list_secrets:
+            raise Refusal(403, "secrets is forbidden")
+        for secret in at.plane.list("Secret") if path.endswith("/pods") else ():
+            owners[secret["metadata"]["name"]] = secret["metadata"].get("ownerReferences")
+
+    with desk(tmp_path, life) as at:
+        at.plane.refuse = refuse
+        done = at.run("run", *LEAST, "--workers", "2", "--servers", "1", "--rm", "train.py")
+        assert done.returncode == 0, done.stderr
+        # They belong to the workers' Job, so they go with it.
+        assert at.plane.list("Secret") == []
+    assert {name: owner[0]["name"] for name, owner in owners.items()} == dict.fromkeys(
+        ("train-worker-keys", "train-server-keys"), "train-worker"
+    )
+    variables = {role: set(map(str.lower, data)) for role, data in keys.items()}
+    assert variables == {
+        "server": {"trireme_server_secret_key", "trireme_worker_public_key"},
+        "worker": {"trireme_server_public_key", "trireme_worker_public_key", "trireme_worker_secret_key"},
+    }
+    values = [base64.b64decode(text).decode() for data in keys.values() for text in data.values()]
+    assert not any(value in done.stdout + done.stderr for value in values)
 
 
 def test_the_first_failure_is_the_headline_and_its_code_the_end(tmp_path):

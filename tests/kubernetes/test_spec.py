@@ -41,6 +41,14 @@ MISTAKES = {
     ),
     "toleration": ({"tolerations": ("a:b",)}, "--toleration dedicated=training:NoSchedule"),
     "servers in a queue": ({"servers": 1, "queue": "a"}, "add --jobset"),
+    "object storage for servers": (
+        {"servers": 1, "backup": "gs://a"},
+        "servers keep snapshots, in a folder: name a PersistentVolumeClaim, --backup-claim CLAIM",
+    ),
+    "servers that save every few steps": (
+        {"servers": 1, "backup_claim": "a", "backup_every": 5},
+        "servers save by the clock, every TRIREME_SNAPSHOT_INTERVAL_S seconds: leave it out",
+    ),
     "an argument that is no text": ({"source": Source("a", ("\udcff",), is_module=True)}, "is not UTF-8"),
     "too much code": (
         {"source": Source("a", files=(("a", b"0" * (MAX_BYTES + 1)),))},
@@ -77,6 +85,16 @@ def test_all_mistakes_at_once():
         *(f"  - {mistake}" for mistake in caught.value.mistakes),
     ]
     assert caught.value.exit_code == EXIT_USAGE
+
+
+def test_all_that_does_not_go_with_servers_at_once():
+    with pytest.raises(InvalidJob) as caught:
+        job(servers=2, queue="a", backup="gs://a", backup_every=5)
+    assert [mistake.partition(" ")[0] for mistake in caught.value.mistakes] == [
+        "--queue",
+        "--backup",
+        "--backup-every",
+    ]
 
 
 def test_the_error_can_be_sent_to_another_process():

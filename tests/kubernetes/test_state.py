@@ -233,6 +233,14 @@ def dead(pod, code, at=0.0, words="", **changes):
             "worker 1 of 2 (pod train-1-x on n1) exited with code 1",
         ),
         (replace(RUN, pods=(), outcome="Failed"), 1, "the run train failed, and no pod says why"),
+        # A server without workers: nobody failed before it.
+        (
+            replace(
+                RUN, pods=(W0, dead(W1, 75, 2.0)), outcome="Failed", decisive_pod=W1.name, decisive_code=75
+            ),
+            75,
+            "worker 1 of 2 (pod train-1-x on n1) exited with code 75",
+        ),
     ],
 )
 def test_the_verdict(state, exit_code, first):

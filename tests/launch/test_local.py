@@ -42,6 +42,15 @@ def test_the_default_log_folder_is_told(script):
         assert "of worker 1" in log.read()
 
 
+@pytest.mark.parametrize(
+    ("code", "max_restarts", "exit_code"),
+    [("raise ValueError", 0, 65), ("raise ValueError", 1, 65), ("sys.exit(78)", 1, 78), ("pass", 1, 0)],
+)
+def test_what_is_given_up_here_is_started_again_by_nobody(script, code, max_restarts, exit_code):
+    options = {"workers": 1, "max_restarts": max_restarts, "is_last_word": True}
+    assert run(script(code), **options).returncode == exit_code
+
+
 @pytest.mark.parametrize("failing", [0, 1])
 def test_the_first_failure_is_the_headline_with_its_traceback_once(script, failing, tmp_path):
     path = script(f"if rank == {failing}:\n    raise ValueError('bad row')\ntime.sleep(600)\n")

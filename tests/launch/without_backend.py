@@ -60,8 +60,9 @@ def main() -> None:
 
     options = json.loads(sys.argv[1])
     fields = {name: options.pop(name) for name in ("time_limit_s", "grace_s") if name in options}
+    is_last_word = options.pop("is_last_word", False)
     job = plan(sys.argv[2], sys.argv[3:], backend="tensorflow", environ=os.environ, **options)
-    sys.exit(run_job(replace(job, entry="trireme.launch.worker_process", **fields)))
+    sys.exit(run_job(replace(job, entry="trireme.launch.worker_process", **fields), is_last_word))
 
 
 if __name__ == "__main__":

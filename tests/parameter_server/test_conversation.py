@@ -175,6 +175,24 @@ def test_a_paused_server_that_goes_on_in_time(network):
     assert pending.result()["b"] == -0.5
 
 
+def test_a_server_that_hears_nobody_ends_if_it_was_told_to(network):
+    start(network)
+    server = network.servers[0]
+    network.now_s += 1000
+    assert server.turn(0.0) and not server.is_abandoned
+    server.absence_s = 1001.0
+    (client,) = connected(network)
+    client.pull()
+    network.now_s += 1000
+    assert server.turn(0.0)
+    # A sign of life counts, whatever it says.
+    client._session.pump(0.0)
+    network.now_s += 1000
+    assert server.turn(0.0)
+    network.now_s += 2
+    assert not server.turn(0.0) and server.is_abandoned
+
+
 def test_the_workers_waited_for_are_named(network):
     start(network, num_workers=3, max_staleness=1, worker_timeout_s=1e9)
     clients = connected(network, 3)
@@ -230,6 +248,23 @@ def test_a_server_that_comes_back_without_its_variables(network):
     network.start_server(0, rules(0))
     with pytest.raises(PeerLost, match="parameter server 0 at alpha:1 came back without its variables"):
         client.pull()
+
+
+def test_a_run_that_has_ended_well_begins_anew_under_its_name(network, tmp_path, caplog):
+    """As what was rendered once may be applied again."""
+    savers = [Saver(tmp_path, "run", index, clock=network.clock) for index in range(2)]
+    start(network, savers=savers)
+    (client,) = connected(network)
+    client.push(GRADIENTS)
+    client.finish()
+    for server in network.servers.values():
+        assert not server.turn(0.0)
+        server.finish()
+    network.beating.clear()
+    start(network, savers=[Saver(tmp_path, "run", index, clock=network.clock) for index in range(2)])
+    assert "all workers were done when the snapshot was saved: beginning anew" in caplog.text
+    (client,) = connected(network)
+    assert client.pull()["b"] == 0
 
 
 def test_rows_are_counted_once_although_the_chief_server_was_killed(network, tmp_path):

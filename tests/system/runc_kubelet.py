@@ -5,6 +5,7 @@ An image is not needed: the interpreter and its packages are mounted from this m
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import pathlib
@@ -136,7 +137,7 @@ class RuncKubelet:
                 "terminal": False,
                 "user": {"uid": USER, "gid": USER},
                 "args": [_unescaped(word) for word in arguments],
-                "env": [*_image_environment(), *self._environment(pod, container, host)],
+                "env": [*_image_environment(), *self._environment(plane, pod, container, host)],
                 "cwd": container.get("workingDir", "/tmp"),
                 "capabilities": capabilities,
                 "noNewPrivileges": not container["securityContext"]["allowPrivilegeEscalation"],
@@ -157,7 +158,7 @@ class RuncKubelet:
             },
         }
 
-    def _environment(self, pod: Object, container: Object, host: str) -> list[str]:
+    def _environment(self, plane: ControlPlane, pod: Object, container: Object, host: str) -> list[str]:
         fields = {
             "metadata.name": pod["metadata"]["name"],
             "metadata.uid": pod["metadata"]["uid"],
@@ -166,6 +167,9 @@ class RuncKubelet:
             **{f"metadata.labels['{key}']": value for key, value in pod["metadata"]["labels"].items()},
         }
         entries = []
+        for source in container.get("envFrom", ()):
+            secret = plane.get("Secret", source["secretRef"]["name"])["data"]
+            entries += [f"{name}={base64.b64decode(value).decode()}" for name, value in secret.items()]
         for entry in container["env"]:
             value = (
                 _unescaped(entry["value"])

@@ -14,13 +14,11 @@ from trireme.cluster.addresses import EXPECTED, UNKNOWN, agreed_port, host_of, i
 from trireme.cluster.cluster import RUN_ID
 from trireme.errors import ConfigurationError
 from trireme.launch.job import Job
-from trireme.launch.variables import GENERATION, TOKEN
+from trireme.launch.variables import GENERATION, RENDEZVOUS_TIMEOUT_S, RESTARTED_BY, TOKEN
 from trireme.recovery.policy import RestartPolicy
 
 RENDEZVOUS = "TRIREME_RENDEZVOUS"
-RENDEZVOUS_TIMEOUT_S = "TRIREME_RENDEZVOUS_TIMEOUT_S"
 HEARTBEAT_S = "TRIREME_HEARTBEAT_S"
-RESTARTED_BY = "TRIREME_RESTARTED_BY"
 POD = "TRIREME_POD"
 NODE = "TRIREME_NODE"
 

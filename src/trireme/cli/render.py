@@ -14,13 +14,18 @@ from trireme.errors import InvalidJob
 @click.option("--workers", metavar="N", help="Worker pods, or Slurm tasks. Default: 1.")
 @click.option("--backend", metavar="NAME", help="Keras backend. Default: what Keras itself would choose.")
 @cluster_options
+@click.option(
+    "--keys",
+    is_flag=True,
+    help="Kubernetes: print not the run but the Secrets with keys for its --servers: others each time.",
+)
 @click.pass_context
 def render(ctx: click.Context, **_: object) -> None:
     """Print what would run a script on a cluster.
 
     For Kubernetes the script is shipped in a ConfigMap, alone or with --folder; a module is expected in the
     image, or in --folder. For Slurm it stays where it is, in a folder that all nodes see. What follows SCRIPT,
-    or MODULE, are its own arguments. Equal commands print equal bytes.
+    or MODULE, are its own arguments. Equal commands print equal bytes, but for --keys.
 
     \b
     trireme render --on kubernetes --name train --image IMAGE --workers 4 --gpus 1 train.py --epochs 3
@@ -34,11 +39,22 @@ def render(ctx: click.Context, **_: object) -> None:
     if ctx.params["on"] == "slurm":
         from trireme.launch.slurm.render import render as batch_script
 
-        text = batch_script(slurm_run(ctx, []))
+        mistakes = ["--keys says something only with --on kubernetes"] if ctx.params["keys"] else []
+        text = batch_script(slurm_run(ctx, mistakes))
     else:
-        from trireme.launch.kubernetes.render import header
-        from trireme.launch.kubernetes.yaml_text import to_yaml
-
-        job, objects = kubernetes_run(ctx, system_mistakes(ctx.params["on"]))
-        text = to_yaml(objects, header(job))
+        text = _manifest(ctx)
     sys.stdout.buffer.write(text.encode())
+
+
+def _manifest(ctx: click.Context) -> str:
+    from trireme.launch.kubernetes.keys import fresh_secrets
+    from trireme.launch.kubernetes.render import header
+    from trireme.launch.kubernetes.yaml_text import to_yaml
+
+    mistakes = system_mistakes(ctx.params["on"])
+    if ctx.params["keys"] and ctx.params["servers"] in (None, "0"):
+        mistakes.append("--keys says something only with --servers: workers alone need no keys")
+    job, objects = kubernetes_run(ctx, mistakes)
+    if ctx.params["keys"]:
+        return to_yaml(fresh_secrets(job), f"Keys of the parameter servers of the run {job.name}: secret.")
+    return to_yaml(objects, header(job))

@@ -114,12 +114,13 @@ def _run_on_cluster(ctx: click.Context, values: Mapping[str, Any]) -> int:
         return submit.run(slurm_run(ctx, mistakes, values["log_dir"] or ""))
 
     from trireme.launch.kubernetes import follow
+    from trireme.launch.kubernetes.keys import fresh_secrets
 
     # A new one each time: it tells pods of an earlier run of this name apart, and nobody else can join.
     job, objects = kubernetes_run(ctx, mistakes, run_id=secrets.token_hex(16))
     return follow.run(
         job.name,
-        objects,
+        [*fresh_secrets(job), *objects],
         namespace=job.namespace,
         log_dir=values["log_dir"],
         is_deleted_after=values["is_deleted_after"],

@@ -7,7 +7,7 @@ import click
 
 from trireme.cli.run import run, settings_of, target_of, whole_number
 from trireme.cli.script_command import ScriptCommand, Words, unknown_options, words_of
-from trireme.launch.variables import BACKUP, BACKUP_EVERY
+from trireme.launch.variables import BACKUP, BACKUP_EVERY, RESTARTED_BY
 
 # The same as those of `trireme run`.
 SHARED = (
@@ -71,7 +71,7 @@ def worker(ctx: click.Context, **values: str | None) -> int:
         from trireme.launch.local import run as run_alone
 
         # With parameter servers every worker goes its own pace: whoever is lost is replaced alone.
-        return run_alone(job)
+        return run_alone(job, is_last_word=RESTARTED_BY in os.environ)
     agent = agent_settings_of(
         job, os.environ, rendezvous=values["rendezvous"], machines=machines, machine=machine
     )

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from trireme.cluster.board import BOARD_FD, Board
+from trireme.errors import EXIT_RESTART_BUDGET_USED_UP
 from trireme.launch import guardian, report
 from trireme.launch.decision import Outcome
 from trireme.launch.job import Job, new_id
@@ -30,7 +31,7 @@ from trireme.launch.render import (
     render,
     stacks_file,
 )
-from trireme.launch.restarts import Restarts, pause
+from trireme.launch.restarts import Restarts, failed_attempt, pause
 from trireme.launch.revival import Revival
 from trireme.launch.servers import servers_of
 from trireme.launch.supervisor import (
@@ -44,7 +45,7 @@ from trireme.launch.supervisor import (
     supervise,
 )
 from trireme.launch.variables import LAUNCHER, SHARED_MEMORY_FD
-from trireme.recovery.policy import RestartPolicy, Stop
+from trireme.recovery.policy import NEVER_RETRIED, RestartPolicy, Stop
 
 _TAIL_BYTES = 1 << 16
 
@@ -66,8 +67,11 @@ class Run:
     is_line_open: bool = False
 
 
-def run(job: Job) -> int:
+def run(job: Job, is_last_word: bool = False) -> int:
     """Runs a job as this process' whole purpose, with its terminal and its signals, restarts included.
+
+    With `is_last_word` a run that is given up ends with 65, by which whatever started this process knows that it shall
+    not start it again.
 
     Returns the exit code: 0 when every worker ended well, that of the first failure, 130 after Ctrl-C,
     128 + N after another signal N, 65 when all restarts are used up. What went wrong is written to standard
@@ -79,11 +83,14 @@ def run(job: Job) -> int:
         _say(report.started(job.num_workers, job.num_servers, log_dir))
     signals, orphans = Signals(), Orphans()
     with signals.taken_over(), orphans.adopted():
-        exit_code = _run_until_over(job, log_dir, signals, orphans)
+        exit_code, is_given_up = _run_until_over(job, log_dir, signals, orphans)
+    if is_given_up and is_last_word and exit_code not in NEVER_RETRIED:
+        return EXIT_RESTART_BUDGET_USED_UP
     return exit_code
 
 
-def _run_until_over(job: Job, log_dir: str, signals: Signals, orphans: Orphans) -> int:
+def _run_until_over(job: Job, log_dir: str, signals: Signals, orphans: Orphans) -> tuple[int, bool]:
+    """Its exit code, and whether it has failed for good."""
     restarts = Restarts(RestartPolicy(job.max_restarts))
     ended_s: float | None = None
     while True:
@@ -95,13 +102,13 @@ def _run_until_over(job: Job, log_dir: str, signals: Signals, orphans: Orphans) 
             _say(("\n" if done.is_line_open else "") + done.report + report.logs_are_in(log_dir))
         decision = restarts.after(done.outcome)
         if decision is None:
-            return done.outcome.exit_code
+            return done.outcome.exit_code, failed_attempt(done.outcome) is not None
         if isinstance(decision, Stop):
             _say(report.given_up(decision))
-            return decision.exit_code
+            return decision.exit_code, True
         _say(report.restarting(decision, job.backup))
         if not pause(decision.after_s, signals):
-            return 128 + signals.received[0]
+            return 128 + signals.received[0], False
         job = replace(job, generation=job.generation + 1, launch_id=new_id())
         forget_failures(job, log_dir)
 

@@ -6,10 +6,20 @@ worker tells it.
 
 import os
 import sys
+from collections.abc import Mapping
 
+from trireme.cluster.addresses import join, port_of
+from trireme.cluster.cluster import Cluster
 from trireme.cluster.resolve import resolve
 from trireme.errors import ConfigurationError
-from trireme.launch.variables import SERVER_SOCKETS, SNAPSHOT_INTERVAL_S, SNAPSHOTS
+from trireme.launch.variables import (
+    POD_IP,
+    RENDEZVOUS_TIMEOUT_S,
+    SERVER_SOCKETS,
+    SNAPSHOT_INTERVAL_S,
+    SNAPSHOTS,
+    duration_s,
+)
 from trireme.launch.worker_process import main
 
 DEFAULT_SNAPSHOT_INTERVAL_S = 300.0
@@ -19,7 +29,8 @@ def serve_parameters() -> int:
     """Runs this process as the parameter server that the environment says it is, until all workers are done.
 
     Returns:
-        The exit code: 0, or 143 after SIGTERM. In both cases a last snapshot was saved.
+        The exit code: 0; 143 after SIGTERM; in a pod 75 when no worker was heard for as long as pods wait for each
+        other. In all cases a last snapshot was saved.
 
     Raises:
         ConfigurationError: the environment describes no server, or one that cannot listen.
@@ -39,26 +50,28 @@ def serve_parameters() -> int:
         max_staleness=TOLD_BY_WORKERS,
     )
     directory = os.environ.get(SNAPSHOTS)
-    saver = Saver(directory, cluster.run_id, cluster.rank, _interval_s()) if directory else None
+    interval_s = duration_s(os.environ, SNAPSHOT_INTERVAL_S, DEFAULT_SNAPSHOT_INTERVAL_S)
+    saver = Saver(directory, cluster.run_id, cluster.rank, interval_s) if directory else None
     return serve(
-        cluster.servers[cluster.rank],
+        _address(cluster, os.environ),
         KerasUpdater(),
         rules,
         keys=ServerKeys.from_environ(os.environ),
         saver=saver,
         socket_directory=os.environ.get(SERVER_SOCKETS) or None,
+        on_listening=lambda address: print(
+            f"trireme: {cluster.describe()}, listens at {address}", flush=True
+        ),
+        absence_s=duration_s(os.environ, RENDEZVOUS_TIMEOUT_S, 0)
+        if RENDEZVOUS_TIMEOUT_S in os.environ
+        else None,
     )
 
 
-def _interval_s() -> float:
-    text = os.environ.get(SNAPSHOT_INTERVAL_S, "")
-    try:
-        interval_s = float(text) if text else DEFAULT_SNAPSHOT_INTERVAL_S
-    except ValueError:
-        interval_s = 0.0
-    if not 0 < interval_s < float("inf"):
-        raise ConfigurationError(f"{SNAPSHOT_INTERVAL_S} is {text!r}: expected seconds, more than 0")
-    return interval_s
+def _address(cluster: Cluster, environ: Mapping[str, str]) -> str:
+    """Where this server listens: what others find under its name."""
+    address = cluster.servers[cluster.rank]
+    return join(environ[POD_IP], port_of(address)) if environ.get(POD_IP) else address
 
 
 def _work() -> None:

@@ -1,7 +1,10 @@
 """The environment variables a launcher gives to its workers besides those of the cluster."""
 
+from collections.abc import Mapping
+
 from trireme.cluster.board import BOARD_FD
 from trireme.cluster.cluster import VARIABLES as CLUSTER_VARIABLES
+from trireme.errors import ConfigurationError
 from trireme.launch.guardian import LAUNCHER
 
 BACKEND = "TRIREME_BACKEND"
@@ -23,6 +26,12 @@ FAULTS = "TRIREME_FAULTS"
 SERVER_SOCKETS = "TRIREME_SERVER_SOCKETS"
 SNAPSHOTS = "TRIREME_SNAPSHOTS"
 SNAPSHOT_INTERVAL_S = "TRIREME_SNAPSHOT_INTERVAL_S"
+# How long processes that come one by one, as pods do, wait for those that are missing.
+RENDEZVOUS_TIMEOUT_S = "TRIREME_RENDEZVOUS_TIMEOUT_S"
+# Who starts the workers of a pod again; set in every pod.
+RESTARTED_BY = "TRIREME_RESTARTED_BY"
+# Where others find a pod: its own name may lead nowhere yet when it begins to listen.
+POD_IP = "TRIREME_POD_IP"
 
 # What a launcher must not hand on when it runs inside a worker of another launcher.
 OF_ONE_WORKER = (
@@ -41,3 +50,19 @@ OF_ONE_WORKER = (
     LAUNCHER,
     TOKEN,
 )
+
+
+def duration_s(environ: Mapping[str, str], name: str, default_s: float) -> float:
+    """The seconds that a variable holds, or `default_s` where it is not set.
+
+    Raises:
+        ConfigurationError: it holds no duration.
+    """
+    text = environ.get(name, "")
+    try:
+        value_s = float(text) if text else default_s
+    except ValueError:
+        value_s = 0.0
+    if not 0 < value_s < float("inf"):
+        raise ConfigurationError(f"{name} is {text!r}: expected seconds, more than 0")
+    return value_s

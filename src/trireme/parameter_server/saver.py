@@ -67,9 +67,12 @@ class Saver:
         return True
 
     def restore(self, state: ServerState, updater: Updater) -> None:
-        """Goes back to the newest whole snapshot, if there is one."""
+        """Goes back to the newest whole snapshot, if there is one, and its training is not over."""
         snapshot = self._store.newest()
         if snapshot is None:
+            return
+        if len(snapshot.record["state"]["finished"]) == state.rules.num_workers:
+            _log.warning("all workers were done when the snapshot was saved: beginning anew")
             return
         state.shares.replay(self._store.journal())
         slices = [slice_from_json(content) for content in snapshot.record["slices"]]

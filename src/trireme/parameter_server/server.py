@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from trireme.errors import EXIT_TERMINATED, ProtocolError
+from trireme.errors import EXIT_PEER_LOST, EXIT_TERMINATED, ProtocolError
 from trireme.parameter_server.gradients import NDArray
 from trireme.parameter_server.instructions import (
     Apply,
@@ -46,16 +46,22 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Server:
-    """One parameter server. Give it a wire and an updater, then call `turn` until it returns False."""
+    """One parameter server. Give it a wire and an updater, then call `turn` until it returns False.
+
+    With `absence_s` it also ends when it has heard no worker for that long: `is_abandoned`.
+    """
 
     rules: Rules
     updater: Updater
     wire: Wire
     saver: Saver | None = None
     limits: Limits = field(default_factory=Limits)
+    absence_s: float | None = None
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
+        self.is_abandoned = False
+        self._heard_s = self.clock()
         self.state = ServerState(self.rules, boot=secrets.token_hex(8))
         self.num_refused_letters = 0
         self._addresses: OrderedDict[Sender, Any] = OrderedDict()
@@ -66,7 +72,7 @@ class Server:
             self.saver.restore(self.state, self.updater)
 
     def turn(self, timeout_s: float = _POLL_S) -> bool:
-        """Handles what has arrived, waiting at most `timeout_s` for it; False once all workers are done."""
+        """Handles what has arrived, waiting at most `timeout_s` for it; False once all workers are done, or gone."""
         outgoing, self._outgoing = self._outgoing, []
         for peer, frames in self.wire.exchange(outgoing, 0.0 if self._is_over else timeout_s):
             self._receive(peer, frames)
@@ -76,7 +82,10 @@ class Server:
             self._perform(instruction)
         if self.saver and self.saver.is_due(self.state):
             self.saver.save(self.state, self.updater)
-        return True
+        self.is_abandoned = (
+            self.absence_s is not None and self.clock() - self._heard_s > self.absence_s and not self._is_over
+        )
+        return not self.is_abandoned
 
     def finish(self) -> None:
         """Saves a last time."""
@@ -95,6 +104,7 @@ class Server:
                 _log.warning("refused message number %d: %s", self.num_refused_letters, error)
             self._outgoing.append((peer, encode_answer(Answer(0, Refused("protocol", str(error))))))
             return
+        self._heard_s = self.clock()
         self._addresses[request.sender] = peer
         self._addresses.move_to_end(request.sender)
         if len(self._addresses) > _MAX_ADDRESSES:
@@ -173,21 +183,26 @@ def serve(
     limits: Limits | None = None,
     socket_directory: PathLike | None = None,
     on_listening: Callable[[str], None] | None = None,
+    absence_s: float | None = None,
 ) -> int:
     """Runs a server at `address` until all workers are done (returns 0) or SIGTERM comes (returns 143).
 
-    `on_listening` gets the address with the port that was bound, when workers may connect. A last snapshot is
-    saved in both cases. `socket_directory`: see `ServerWire`.
+    With `absence_s` it also ends when no worker was heard for that long (returns 75). `on_listening` gets the address
+    with the port that was bound, when workers may connect. A last snapshot is saved in all cases.
+    `socket_directory`: see `ServerWire`.
     """
     wire = ServerWire(address, keys, limits, socket_directory)
     try:
-        server = Server(rules, updater, wire, saver, limits or Limits())
+        server = Server(rules, updater, wire, saver, limits or Limits(), absence_s)
         with _termination() as is_terminated:
             if on_listening:
                 on_listening(wire.address)
             while not is_terminated() and server.turn():
                 pass
             server.finish()
+            if server.is_abandoned:
+                _log.warning("no worker was heard for %g s: nobody is left to serve", absence_s)
+                return EXIT_PEER_LOST
             return EXIT_TERMINATED if is_terminated() else 0
     finally:
         wire.close()

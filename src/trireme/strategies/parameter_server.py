@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from trireme.cluster.resolve import resolve
 from trireme.errors import UsageError
 from trireme.launch.relaunch import relaunch
-from trireme.launch.variables import SEED, SERVER_SOCKETS
+from trireme.launch.variables import RENDEZVOUS_TIMEOUT_S, SEED, SERVER_SOCKETS, duration_s
 from trireme.parameter_server import Partitioner
 from trireme.strategies.mirrored import is_worker
 from trireme.strategies.strategy import Strategy, loaded_backend
@@ -131,6 +131,8 @@ class ParameterServerStrategy(Strategy):
             model, len(self.cluster.servers), self.max_staleness, self._partitioner, self.seed
         )
         timeout_s = self.backend.timeout_s
+        # Where processes come one by one, as pods do, a server may be missing for as long as they wait for each other.
+        server_s = duration_s(os.environ, RENDEZVOUS_TIMEOUT_S, _SERVER_DEADLINE_S)
         client = Client(
             self.cluster.servers,
             self.cluster.rank,
@@ -138,7 +140,7 @@ class ParameterServerStrategy(Strategy):
             max_staleness=self.max_staleness,
             run_id=self.cluster.run_id,
             keys=WorkerKeys.from_environ(os.environ),
-            deadlines=Deadlines(server_s=min(_SERVER_DEADLINE_S, timeout_s), peers_s=timeout_s),
+            deadlines=Deadlines(server_s=min(server_s, timeout_s), peers_s=timeout_s),
             socket_directory=os.environ.get(SERVER_SOCKETS) or None,
         )
         self._trains = (model, model.optimizer)

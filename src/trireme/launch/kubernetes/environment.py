@@ -11,18 +11,27 @@ from trireme.cluster.cluster import REPLICAS_PER_WORKER, ROLE, RUN_ID
 from trireme.cluster.kubernetes import CLUSTER
 from trireme.cluster.machine import KERAS_BACKEND
 from trireme.launch.kubernetes.spec import KubernetesJob
-from trireme.launch.variables import BACKEND, BACKUP, BACKUP_EVERY, SEED
+from trireme.launch.variables import (
+    BACKEND,
+    BACKUP,
+    BACKUP_EVERY,
+    POD_IP,
+    RENDEZVOUS_TIMEOUT_S,
+    RESTARTED_BY,
+    SEED,
+    SNAPSHOTS,
+)
 
 RENDEZVOUS_PORT = 29400
 PORTS = {"worker": 29500, "server": 2222}
-RENDEZVOUS_TIMEOUT_S = 600  # pods start apart by as long as an image takes to pull
+MISSING_S = 600  # pods start apart by as long as an image takes to pull
 STOPPING_S = 10  # of the grace period, for the agent to end what did not end by itself
 BACKUP_FOLDER = "/trireme/backup"
 
 _FIELDS = {
     "TRIREME_POD": "metadata.name",
     "TRIREME_POD_UID": "metadata.uid",
-    "TRIREME_POD_IP": "status.podIP",
+    POD_IP: "status.podIP",
     "TRIREME_NODE": "spec.nodeName",
 }
 _JOBSET_FIELDS = {
@@ -56,11 +65,11 @@ def _values(job: KubernetesJob, role: str) -> dict[str, str]:
         KERAS_BACKEND: job.backend,
         SEED: str(job.seed),
         "TRIREME_RENDEZVOUS": f"{_host(job, 'worker', 0)}:{RENDEZVOUS_PORT}",
-        "TRIREME_RENDEZVOUS_TIMEOUT_S": str(RENDEZVOUS_TIMEOUT_S),
+        RENDEZVOUS_TIMEOUT_S: str(MISSING_S),
         "TRIREME_MAX_RESTARTS": str(job.max_restarts),
-        **_restarts(job),
+        RESTARTED_BY: "jobset" if job.jobset else "agent",
         "TRIREME_GRACE_S": str(job.grace_s - min(STOPPING_S, job.grace_s // 3)),
-        **_backup(job),
+        **(_snapshots(job, role) if job.servers else _backup(job)),
         **_hidden_gpus(job, role),
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
@@ -84,15 +93,9 @@ def _host(job: KubernetesJob, role: str, index: int | str) -> str:
     return f"{job.pod_name(role, index)}.{job.name}"
 
 
-def _restarts(job: KubernetesJob) -> dict[str, str]:
-    """Who starts a group again, and with servers, what a lost pod of each role takes along.
-
-    A server's state is lost with it, so all begin again from a backup; a worker is replaced alone.
-    """
-    values = {"TRIREME_RESTARTED_BY": "jobset" if job.jobset else "agent"}
-    if job.servers:
-        values |= {"TRIREME_RESTART_SERVER": "group", "TRIREME_RESTART_WORKER": "alone"}
-    return values
+def _snapshots(job: KubernetesJob, role: str) -> dict[str, str]:
+    """Servers save what they hold, and workers nothing."""
+    return {SNAPSHOTS: f"{BACKUP_FOLDER}/{job.name}"} if role == "server" and job.backup_claim else {}
 
 
 def _backup(job: KubernetesJob) -> dict[str, str]:

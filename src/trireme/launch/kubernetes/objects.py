@@ -14,13 +14,14 @@ NOT_FOUND, FORBIDDEN, CONFLICT = 404, 403, 409
 _FOLDERS = {
     "Service": "/api/v1/namespaces/{namespace}/services",
     "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps",
+    "Secret": "/api/v1/namespaces/{namespace}/secrets",
     "Pod": "/api/v1/namespaces/{namespace}/pods",
     "Event": "/api/v1/namespaces/{namespace}/events",
     "Job": "/apis/batch/v1/namespaces/{namespace}/jobs",
     "JobSet": "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets",
 }
 # Those that decide first: what they own goes with them. The rest is named for what never got an owner.
-_KINDS = ("JobSet", "Job", "Service", "ConfigMap")
+_KINDS = ("JobSet", "Job", "Service", "ConfigMap", "Secret")
 
 
 class RunObjects:
@@ -154,8 +155,8 @@ class RunObjects:
         try:
             answer = self.connection.request("GET", self._folder(kind), query=query)
         except ClusterRefused as error:
-            # Without its controller the cluster knows no JobSets; who may not see them has made none.
-            if kind == "JobSet" and error.status in (NOT_FOUND, FORBIDDEN):
+            # Without its controller the cluster knows no JobSets; who may not see them, or Secrets, has made none.
+            if error.status in {"JobSet": (NOT_FOUND, FORBIDDEN), "Secret": (FORBIDDEN,)}.get(kind, ()):
                 return []
             raise
         items: list[dict[str, Any]] = answer["items"]

@@ -62,6 +62,11 @@ def source_name(job: KubernetesJob) -> str:
     return f"{job.name}-source"
 
 
+def keys_name(job: KubernetesJob, role: str) -> str:
+    """The name of the Secret with the keys of a role, in runs with servers."""
+    return f"{job.name}-{role}-keys"
+
+
 def _pod_spec(job: KubernetesJob, role: str) -> dict[str, Any]:
     return {
         # JobSet makes the Service and sets this by itself.
@@ -101,6 +106,7 @@ def _container(job: KubernetesJob, role: str) -> dict[str, Any]:
                 {"name": role, "containerPort": PORTS[role]},
             ],
             "env": environment(job, role),
+            "envFrom": [{"secretRef": {"name": keys_name(job, role)}}] if job.servers else [],
             "resources": _resources(job, gpus=job.gpus if role == "worker" else 0),
             "securityContext": _unprivileged(),
             "terminationMessagePolicy": "FallbackToLogsOnError",

@@ -1,6 +1,7 @@
 """A job as the objects Kubernetes is given: a pure function of the job."""
 
 import base64
+from collections.abc import Mapping
 from typing import Any
 
 from trireme.errors import EXIT_CONFIGURATION, EXIT_PEER_LOST, EXIT_RESTART_BUDGET_USED_UP, EXIT_USAGE
@@ -10,6 +11,7 @@ from trireme.launch.kubernetes.pods import (
     ROLE_LABEL,
     RUN_LABEL,
     config_map_keys,
+    keys_name,
     pod_template,
     source_name,
 )
@@ -31,7 +33,7 @@ def render(job: KubernetesJob) -> list[dict[str, Any]]:
     servers, the servers' Job. With `jobset`: the ConfigMap and one JobSet, whose controller makes the
     rest. Deleting the object that an object names in its annotation `trireme.dev/owner` leaves that
     object without a purpose: whoever creates them gives it an `ownerReference` to that one, whose uid
-    is not known before.
+    is not known before. With servers, the pods also need the objects of `secrets`.
     """
     code = [_config_map(job)] if job.source.files else []
     if job.jobset:
@@ -39,16 +41,39 @@ def render(job: KubernetesJob) -> list[dict[str, Any]]:
     return [_service(job), *code, *(_plain_job(job, role) for role in job.roles)]
 
 
+def secrets(job: KubernetesJob, keys: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:
+    """The Secrets that the pods of a run with servers refer to; `keys` has the variables of each role."""
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": _metadata(job, keys_name(job, role), role) | _owned(job),
+            "type": "Opaque",
+            # Pods that are replaced must know the keys of those that were not.
+            "immutable": True,
+            "data": {name: base64.b64encode(value.encode()).decode() for name, value in keys[role].items()},
+        }
+        for role in job.roles
+    ]
+
+
 def header(job: KubernetesJob) -> str:
     """The run in a sentence, and the commands with which a person starts, watches and ends it."""
     pods = " and ".join(f"{count} {role} pod{'s' if count > 1 else ''}" for role, count in job.roles.items())
     namespace = f" --namespace {job.namespace}" if job.namespace else ""
     chosen = f"--selector {RUN_LABEL}={job.name}{namespace}"
-    kinds = ("jobsets", "configmaps") if job.jobset else ("jobs", "services", "configmaps")
+    kinds = ["jobsets", "configmaps"] if job.jobset else ["jobs", "services", "configmaps"]
+    kinds += ["secrets"] if job.servers else []
     requests = max(5, sum(job.roles.values()))
+    keys = (
+        ["keys:   the same command with --keys prints the Secrets that the pods wait for"]
+        if job.servers
+        else []
+    )
     return "\n".join(
         (
             f"Trireme run {job.name}: {pods} on {job.backend}.",
+            *keys,
             "start:  kubectl apply --server-side --filename THIS_FILE",
             f"watch:  kubectl get pods --watch {chosen}",
             f"logs:   kubectl logs --follow --prefix --tail=-1 --max-log-requests={requests} {chosen}",
@@ -105,7 +130,7 @@ def _plain_job(job: KubernetesJob, role: str) -> dict[str, Any]:
         "spec": {
             **_suspended(job),
             **_one_pod_for_each_index(job, role),
-            **_replaces_pods(limit),
+            **_replaces_pods(limit, gives_up=role == "server"),
             "ttlSecondsAfterFinished": KEPT_FOR_S,
             # With servers, training is over when the chief says so, whatever the other workers still do.
             **({"successPolicy": {"rules": [{"succeededIndexes": "0"}]}} if ends_with_chief else {}),
@@ -179,9 +204,10 @@ def _one_pod_for_each_index(job: KubernetesJob, role: str) -> dict[str, Any]:
     return {"completionMode": "Indexed", "completions": job.roles[role], "parallelism": job.roles[role]}
 
 
-def _replaces_pods(limit: int) -> dict[str, Any]:
+def _replaces_pods(limit: int, gives_up: bool = False) -> dict[str, Any]:
     """A failed pod is replaced by one with its index; more than `limit` failures of one index fail the Job.
 
+    It comes back as well when its peers failed it, unless that is when it `gives_up`: as a server does without workers.
     A limit for the whole Job would come with a back-off for the whole Job, which doubles with each pod
     that leaves.
     """
@@ -194,7 +220,7 @@ def _replaces_pods(limit: int) -> dict[str, Any]:
             "rules": [
                 _on_exit_codes("FailJob", _FINAL),
                 _on_disruption("Ignore"),
-                _on_exit_codes("Ignore", [EXIT_PEER_LOST]),
+                _on_exit_codes("FailJob" if gives_up else "Ignore", [EXIT_PEER_LOST]),
             ]
         },
     }

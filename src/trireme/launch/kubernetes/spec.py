@@ -44,7 +44,7 @@ class KubernetesJob:
         gpus: GPUs of each worker pod.
         cpu: cores requested for each pod, as Kubernetes writes them (`"4"`, `"500m"`), or empty.
         memory: memory of each pod, requested and at most (`"16Gi"`), or empty.
-        backup_claim: a PersistentVolumeClaim that every node can mount, for backups.
+        backup_claim: a PersistentVolumeClaim that every node can mount, for backups, or for servers' snapshots.
         backup: a URL for backups, in place of a claim.
         backup_every: steps between two backups; 0: one for each epoch.
         max_restarts: how often the workers are started again after a failure.
@@ -247,9 +247,22 @@ def _source_problems(source: Source) -> list[str]:
 
 
 def _combination_problems(job: KubernetesJob) -> list[str]:
-    if job.queue and job.servers and not job.jobset:
-        return [
+    if not job.servers:
+        return []
+    problems = []
+    if job.queue and not job.jobset:
+        problems.append(
             f"--queue {job.queue} with --servers {job.servers}: Kueue admits each Job by itself, so the "
             "servers could hold what the workers wait for: add --jobset, which is admitted as a whole"
-        ]
-    return []
+        )
+    if job.backup:
+        problems.append(
+            f"--backup {job.backup} with --servers {job.servers}: servers keep snapshots, in a folder: name a "
+            "PersistentVolumeClaim, --backup-claim CLAIM"
+        )
+    if job.backup_every:
+        problems.append(
+            f"--backup-every {job.backup_every} with --servers {job.servers}: servers save by the clock, every "
+            "TRIREME_SNAPSHOT_INTERVAL_S seconds: leave it out"
+        )
+    return problems

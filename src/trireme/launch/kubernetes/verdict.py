@@ -74,7 +74,7 @@ def _failure(state: RunState) -> Verdict:
     decisive = _decisive(state)
     root = decisive if _is_root(decisive) else _first_root(state)
     exit_code = state.decisive_code or (decisive and decisive.exit_code) or (root and root.exit_code) or 1
-    lines = [*_headline(state, root), *_followers(state, root)]
+    lines = [*_headline(state, root or decisive), *_followers(state, root)]
     if exit_code == EXIT_RESTART_BUDGET_USED_UP:
         lines.append("it was restarted as often as it may be")
     lines.append(f"the cluster says: {state.outcome_reason}: {state.outcome_message}")
