@@ -42,6 +42,7 @@ LONGEST_RUN_S = 600.0
 _KILL_WITHIN = 0.9
 
 _KILLED = re.compile(r"worker \d+ of \d+ \(pid \d+(?:, step (\d+))?\) was killed by SIGKILL")
+_BEFORE_FIRST_STEP = "was killed by SIGKILL before its first step; starting again"
 _RESUMED = re.compile(r"going on from .* after (\d+) steps")
 _FINISHED = "only later ones are left to train"
 _FIRST_STEP = re.compile(r"first step (\S+) s after")
@@ -80,6 +81,12 @@ def lost_steps(output: str) -> list[int]:
             lost.append(max(0, reached - (int(resumed[1]) if resumed else 0)))
             reached = 0
     return lost
+
+
+def starts_in_vain(output: str) -> int:
+    """Returns how many of the last attempts in a row were killed before their first step."""
+    attempts = [line for line in output.splitlines() if "starting again" in line]
+    return sum(1 for _ in itertools.takewhile(lambda line: _BEFORE_FIRST_STEP in line, reversed(attempts)))
 
 
 def largest_difference(undisturbed: dict[str, Any], disturbed: dict[str, Any]) -> float:
@@ -139,7 +146,7 @@ class Soak:
                 env={**os.environ, "TRIREME_SEED": str(arguments.seed)},
             )
             try:
-                self._kill_workers(process, num_kills, longest_s)
+                self._kill_workers(process, log, num_kills, longest_s)
                 process.wait(LONGEST_RUN_S)
             finally:
                 process.terminate()
@@ -151,11 +158,15 @@ class Soak:
         # One that was hit when it had ended already does not count.
         return Run(said, took_s, len(_KILLED.findall(said)), json.loads(result.read_text()))
 
-    def _kill_workers(self, process: subprocess.Popen[bytes], num_kills: int, longest_s: float) -> None:
+    def _kill_workers(
+        self, process: subprocess.Popen[bytes], log: pathlib.Path, num_kills: int, longest_s: float
+    ) -> None:
         killed: set[int] = set()
         while len(killed) < num_kills:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(self._chance.uniform(0.2, longest_s))
+                # On a machine that has become slower, kills would hit nothing but starts.
+                slowness = 1.5 ** starts_in_vain(log.read_text(errors="replace"))
+                process.wait(self._chance.uniform(0.2, slowness * longest_s))
                 break
             # Right after a kill there may be none, or only those that are about to be ended.
             group = [pid for pid in workers_of(process.pid) if pid not in killed]
@@ -189,6 +200,7 @@ def soak(arguments: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]:
         "backup_every": arguments.backup_every,
         "kills": sum(run.num_kills for run in runs),
         "runs": len(runs),
+        "kills_before_the_first_step": sum(run.output.count(_BEFORE_FIRST_STEP) for run in runs),
         "restarts": sum(run.output.count("starting again") for run in runs),
         "lost_steps": {"mean": round(statistics.mean(lost), 1), "most": max(lost)},
         "restart_to_first_step_s": {

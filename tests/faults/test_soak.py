@@ -40,6 +40,14 @@ def test_lost_steps_are_those_trained_twice():
     assert soak.lost_steps(killed.format(", step 22") + "no backup was there\n") == [22]
 
 
+def test_starts_in_vain_are_counted_from_the_end():
+    in_vain = "trireme: rank 1 was killed by SIGKILL before its first step; starting again in 8 s, ...\n"
+    in_training = "trireme: rank 0 was killed by SIGKILL at step 9; starting again in 1 s, ...\n"
+    assert soak.starts_in_vain("worker 0 of 2\n") == 0
+    assert soak.starts_in_vain(in_vain + in_training) == 0
+    assert soak.starts_in_vain(in_vain + in_training + in_vain + "going on from\n" + in_vain) == 2
+
+
 @pytest.mark.parametrize(
     ("other", "difference"),
     [
