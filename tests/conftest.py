@@ -37,6 +37,11 @@ FOREIGN_VARIABLES = (
 )
 FOREIGN_PREFIXES = ("TRIREME_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "TORCHELASTIC_", "KUBERNETES_")
 
+# Keras imports these wherever they are installed, which is a third of a worker's start. Only examples, documents and
+# benchmarks need them, and are tried as their users have them.
+LEAN = pathlib.Path(__file__).with_name("lean")
+NOT_LEAN = ("benchmarks", "docs", "end_to_end", "system")
+
 # Processes inherit it, so that one left behind is recognised even when its parent is gone.
 MARK = "PYTEST_SESSION_MARK"
 
@@ -67,6 +72,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             f"a test module imports {', '.join(imported)} at its top level; import it inside the function "
             "that trireme.testing.run_workers runs in a process of its own"
         )
+
+
+@pytest.fixture(autouse=True)
+def lean_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, *_ = request.path.relative_to(LEAN.parent).parts
+    if folder not in NOT_LEAN:
+        monkeypatch.setenv("PYTHONPATH", str(LEAN), prepend=os.pathsep)
 
 
 @pytest.fixture(autouse=True)
