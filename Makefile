@@ -9,7 +9,7 @@ PYTEST_ARGUMENTS ?=
 # What tests/system/ needs of Debian: network namespaces, containers, a Slurm, mpirun.
 SYSTEM_PACKAGES := iproute2 nftables util-linux mount hostname runc slurmctld slurmd slurm-client munge openmpi-bin
 
-.PHONY: help install test test-system lint format demo benchmark benchmark-report exactness exactness-report wheel test-keras-nightly
+.PHONY: help install test test-system lint format demo benchmark benchmark-parameter-server benchmark-report exactness exactness-report wheel test-keras-nightly
 
 help:
 	@echo "make test     everything CI runs: lint, format check, type check, tests"
@@ -58,6 +58,11 @@ benchmark: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/scaling.py --backend tensorflow
 	$(VENV)/bin/python benchmarks/scaling.py --backend jax
 	$(MAKE) benchmark-report
+
+# The peer needs legacy Keras, whose own dependency is another distribution of TensorFlow than the tests'.
+benchmark-parameter-server: $(INSTALLED)
+	$(VENV)/bin/python -m pip install --quiet --no-deps tf_keras
+	$(VENV)/bin/python benchmarks/parameter_server.py
 
 benchmark-report: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/report.py

@@ -3,7 +3,8 @@
 Three questions, each answered by ratios within one run:
 
 - steps: updates per second of all workers, against `tf.distribute.experimental.ParameterServerStrategy` with legacy
-  Keras (pip install --no-deps tf_keras), two workers and one server each, on an MLP and on an embedding model;
+  Keras (`make benchmark-parameter-server` installs tf_keras), two workers and one server each, on an MLP and on an
+  embedding model;
 - slow: with one of two workers slowed four times, updates per second against the sum of what each worker does alone. A
   worker's speed is made by a pause in each step, so that the workers do not compete for cores;
 - loss: validation loss after equal wall time with that slow worker, synchronous and asynchronous, as a plot.
@@ -16,6 +17,7 @@ Writes benchmarks/results/parameter_server.json and, for `loss`, docs/parameter_
 from __future__ import annotations
 
 import argparse
+import datetime
 import itertools
 import json
 import os
@@ -37,6 +39,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PLOT = ROOT / "docs" / "parameter_server.png"
 PAUSE_S, SLOWER = 0.02, 4
+NUM_WORDS = 500_000
 DEADLINE_S = 600.0
 
 
@@ -56,7 +59,8 @@ def make_model(keras: Any, name: str) -> Any:
         model.compile(keras.optimizers.SGD(0.01), loss)
         return model
     words = keras.Input((8,), dtype="int32")
-    rows = layers.Embedding(100_000, 64)(words)
+    # 128 MB: like all tables of that size, ours is on the servers only.
+    rows = layers.Embedding(NUM_WORDS, 64)(words)
     model = keras.Model(words, layers.Dense(1)(layers.GlobalAveragePooling1D()(rows)))
     model.compile(keras.optimizers.SGD(0.01), "mse")
     return model
@@ -70,7 +74,7 @@ def make_rows(name: str, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
         return (0.1 * centres[labels] + luck.normal(size=(num_rows, 784))).astype("float32"), labels.astype(
             "int32"
         )
-    return luck.integers(0, 100_000, (num_rows, 8)).astype("int32"), luck.normal(size=(num_rows, 1)).astype(
+    return luck.integers(0, NUM_WORDS, (num_rows, 8)).astype("int32"), luck.normal(size=(num_rows, 1)).astype(
         "float32"
     )
 
@@ -257,19 +261,21 @@ def measure_loss(is_quick: bool) -> dict[str, Any]:
             2, strategy=strategy, pauses=[1, SLOWER], epochs=2 if is_quick else epochs, **options
         )
         curves[name] = {"s": np.cumsum(result["epochs_s"]).tolist(), "val_loss": result["losses"]}
-    _plot(curves)
     return curves
 
 
-def _plot(curves: dict[str, Any]) -> None:
+def plot(rounds: list[dict[str, Any]]) -> None:
+    """Draws the curves of all rounds."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 4))
-    for name, curve in curves.items():
-        axes.plot(curve["s"], curve["val_loss"], marker="o", label=name)
+    for colour, name in (("tab:blue", "asynchronous"), ("tab:orange", "synchronous")):
+        for number, curves in enumerate(rounds):
+            label = name if number == 0 else None
+            axes.plot(curves[name]["s"], curves[name]["val_loss"], marker=".", color=colour, label=label)
     axes.set(xlabel="seconds", ylabel="validation loss", title="two workers, one of them four times slower")
     axes.legend()
     figure.savefig(PLOT, dpi=100, bbox_inches="tight")
@@ -306,11 +312,18 @@ def main() -> None:
     elif arguments.tensorflow:
         train_with_tensorflow(json.loads(arguments.tensorflow))
     else:
+        from scaling import machine
+
         rounds = range(1 if arguments.quick else arguments.rounds)
+        before = {"date": datetime.date.today().isoformat(), "load_average_before": os.getloadavg()[0]}
         results = {name: [measures[name](arguments.quick) for _ in rounds] for name in arguments.only}
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "parameter_server.json").write_text(json.dumps(results, indent=1))
-        print(json.dumps(results, indent=1))
+        text = json.dumps({**before, "machine": machine(), **results}, indent=1) + "\n"
+        print(text, end="")
+        if not arguments.quick:
+            if "loss" in results:
+                plot(results["loss"])
+            RESULTS.mkdir(exist_ok=True)
+            (RESULTS / "parameter_server.json").write_text(text)
 
 
 if __name__ == "__main__":

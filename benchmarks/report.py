@@ -1,12 +1,14 @@
 """Puts the results of the benchmarks into the documents, between two marks in each, and draws plots.
 
-`scaling.py` goes to docs/benchmarks.md, `backups.py` and `soak.py` to docs/fault_tolerance.md.
+`scaling.py` goes to docs/benchmarks.md, `backups.py` and `soak.py` to docs/fault_tolerance.md, `parameter_server.py` to
+docs/parameter_server.md.
 
 python benchmarks/report.py
 """
 
 import json
 import pathlib
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +16,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results"
 FAULT_PAGE = ROOT / "docs" / "fault_tolerance.md"
+SERVER_PAGE = ROOT / "docs" / "parameter_server.md"
 BEGIN, END = "<!-- results begin: written by `make benchmark-report` -->", "<!-- results end -->"
 
 _COLOURS = {True: "tab:green", False: "tab:red", None: "tab:gray"}
@@ -77,12 +80,12 @@ def _disturbance(result: Mapping[str, Any]) -> str:
 def soak_rows(reports: list[Mapping[str, Any]]) -> list[str]:
     """Returns the table of all soaks."""
     return [
-        "| backend | kills | runs | restarts | steps lost per kill: mean, most | failure to next first step: median, "
-        "longest | time lost per kill | largest difference |",
+        "| backend | kills, before a first step | runs | restarts | steps lost per kill: mean, most "
+        "| failure to next first step: median, longest | time lost per kill | largest difference |",
         "|---|---|---|---|---|---|---|---|",
         *(
-            f"| {report['backend']} | {report['kills']} | {report['runs']} | {report['restarts']} "
-            f"| {report['lost_steps']['mean']:g}, {report['lost_steps']['most']} "
+            f"| {report['backend']} | {report['kills']}, {report['kills_before_the_first_step']} "
+            f"| {report['runs']} | {report['restarts']} | {report['lost_steps']['mean']:g}, {report['lost_steps']['most']} "
             f"| {report['restart_to_first_step_s']['median']:g} s, {report['restart_to_first_step_s']['longest']:g} s "
             f"| {report['time_lost_per_kill_s']:g} s | {max(report['largest_difference']):.2g} |"
             for report in reports
@@ -114,6 +117,40 @@ def backup_rows(results: list[Mapping[str, Any]]) -> list[str]:
             f"| {target:g} {mark} | {others:.2f} |"
         )
     return lines
+
+
+def server_rows(result: Mapping[str, Any]) -> list[str]:
+    """Returns the table of what `ParameterServerStrategy` is compared with."""
+    rounds = {
+        f"{model}: updates per second of two workers, divided by those of `tf.distribute`": [
+            entry[model] for entry in result["steps"]
+        ]
+        for model in ("mlp", "embedding")
+    }
+    rounds["two workers, one four times slower, divided by the sum of both alone"] = result["slow"]
+    lines = ["| what | median | min | max | at least |", "|---|---|---|---|---|"]
+    for what, entries in rounds.items():
+        ratios, target = [entry["ratio"] for entry in entries], entries[0]["target"]
+        mark = "✓" if statistics.median(ratios) >= target else "✗"
+        lines.append(
+            f"| {what} | **{statistics.median(ratios):.2f}** | {min(ratios):.2f} | {max(ratios):.2f} "
+            f"| {target:g} {mark} |"
+        )
+    speeds = [entry["steps_per_s"] for entry in result["slow"]]
+    synchronous = [each["synchronous"] / (each["fast alone"] + each["slow alone"]) for each in speeds]
+    lines.append(
+        f"| the same, synchronously | {statistics.median(synchronous):.2f} | {min(synchronous):.2f} "
+        f"| {max(synchronous):.2f} | |"
+    )
+    machine = result["machine"]
+    return [
+        *lines,
+        "",
+        f"{result['date']}, {machine['cores']} cores of {machine['processor']}, {machine['system']}, load average "
+        f"before {result['load_average_before']:.1f}.",
+        "",
+        "![validation loss over time, synchronous and asynchronous](parameter_server.png)",
+    ]
 
 
 def with_results(page: str, results: list[Mapping[str, Any]]) -> str:
@@ -169,6 +206,8 @@ def main() -> None:
     PAGE.write_text(with_results(PAGE.read_text(), results))
     tables = "\n".join([*backup_rows(backups), "", *soak_rows(soaks), ""])
     FAULT_PAGE.write_text(between_marks(FAULT_PAGE.read_text(), tables))
+    servers = json.loads((RESULTS / "parameter_server.json").read_text())
+    SERVER_PAGE.write_text(between_marks(SERVER_PAGE.read_text(), "\n".join([*server_rows(servers), ""])))
     for result in results:
         plot(result, PAGE.with_name(f"scaling-{result['backend']}.png"))
 
