@@ -85,7 +85,8 @@ def soak_rows(reports: list[Mapping[str, Any]]) -> list[str]:
         "|---|---|---|---|---|---|---|---|",
         *(
             f"| {report['backend']} | {report['kills']}, {report['kills_before_the_first_step']} "
-            f"| {report['runs']} | {report['restarts']} | {report['lost_steps']['mean']:g}, {report['lost_steps']['most']} "
+            f"| {report['runs']} | {report['restarts']} "
+            f"| {report['lost_steps']['mean']:g}, {report['lost_steps']['most']} "
             f"| {report['restart_to_first_step_s']['median']:g} s, {report['restart_to_first_step_s']['longest']:g} s "
             f"| {report['time_lost_per_kill_s']:g} s | {max(report['largest_difference']):.2g} |"
             for report in reports
