@@ -130,6 +130,27 @@ def test_servers_and_workers_get_keys_that_nobody_sees(tmp_path, may_list_secret
     assert not any(value in done.stdout + done.stderr for value in values)
 
 
+def test_servers_whose_workers_have_failed_are_told_to_end(tmp_path):
+    told = []
+
+    def life(pod: Pod) -> None:
+        pod.run()
+        if pod.role == "worker":
+            pod.end(64, "UsageError: no data")
+        else:
+            told.append(pod.told_to_end.wait(50))
+            pod.end(143)
+
+    with desk(tmp_path, life) as at:
+        done = at.run("run", *LEAST, "--servers", "1", "train.py")
+        assert done.returncode == 64
+        assert "UsageError: no data" in done.stderr and "not read to the end" not in done.stderr
+        assert at.plane.get("Job", "train-server")["spec"]["suspend"] is True
+        assert told == [True]
+        # How the run ended is still known.
+        assert "worker 0" in at.run("status", "train").stdout
+
+
 def test_the_first_failure_is_the_headline_and_its_code_the_end(tmp_path):
     both_run = threading.Barrier(2)
 

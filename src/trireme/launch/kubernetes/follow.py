@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from trireme.errors import EXIT_INTERRUPTED, ClusterUnreachable
+from trireme.errors import EXIT_INTERRUPTED, ClusterRefused, ClusterUnreachable
 from trireme.launch.kubernetes.connection import connect
 from trireme.launch.kubernetes.objects import RunObjects
 from trireme.launch.kubernetes.observation import RunState
@@ -60,6 +60,10 @@ def follow(objects: RunObjects, log_dir: str | None = None, *, poll_s: float = P
     logs = PodLogs(objects, folder, screen.write)
     try:
         verdict = _watch(objects, logs, screen, poll_s)
+        if verdict.exit_code:
+            # They would wait for workers. Who only watches may have no right to end them.
+            with suppress(ClusterRefused, ClusterUnreachable):
+                objects.end_servers()
         unread = logs.finish(LOGS_TIMEOUT_S)
     except KeyboardInterrupt:
         screen.close()

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from trireme.errors import ClusterRefused, ClusterUnreachable, UsageError
 from trireme.launch.kubernetes.connection import Connection
 from trireme.launch.kubernetes.observation import RunState, observe
-from trireme.launch.kubernetes.pods import RUN_LABEL
+from trireme.launch.kubernetes.pods import ROLE_LABEL, RUN_LABEL
 from trireme.launch.kubernetes.render import OWNER_ANNOTATION, QUEUE_LABEL
 
 NOT_FOUND, FORBIDDEN, CONFLICT = 404, 403, 409
@@ -129,9 +129,18 @@ class RunObjects:
                     f"the run {self.name} belongs to the queue {queue}, which would start it again: type "
                     f"`trireme delete {self.name}`, or deactivate its workload, which `kubectl get workloads` names"
                 )
-            path = f"{self._folder(job['kind'])}/{job['metadata']['name']}"
-            self.connection.request("PATCH", path, {"spec": {"suspend": True}})
+            self._suspend(job)
         return [f"{job['kind'].lower()}/{job['metadata']['name']}" for job in jobs]
+
+    def end_servers(self) -> None:
+        """Has the parameter servers save and end, where their run is over and they do not know."""
+        jobs = self._decisive()
+        if any(job["kind"] == "JobSet" for job in jobs):
+            # Its controller ends all pods together.
+            return
+        for job in jobs:
+            if job["metadata"]["labels"].get(ROLE_LABEL) == "server" and not _has_ended(job):
+                self._suspend(job)
 
     def delete(self) -> list[str]:
         """Deletes everything of the run; the names of what was there. Its pods are told to end.
@@ -145,6 +154,10 @@ class RunObjects:
         for kind, name in found:
             self._delete(kind, name)
         return [f"{kind} {name}" for kind, name in found]
+
+    def _suspend(self, job: dict[str, Any]) -> None:
+        path = f"{self._folder(job['kind'])}/{job['metadata']['name']}"
+        self.connection.request("PATCH", path, {"spec": {"suspend": True}})
 
     def _decisive(self) -> list[dict[str, Any]]:
         """The objects that make the pods: the JobSet, else the Jobs."""
@@ -219,3 +232,8 @@ class RunObjects:
 def _is_ready(node: dict[str, Any]) -> bool:
     conditions = node.get("status", {}).get("conditions", ())
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def _has_ended(job: dict[str, Any]) -> bool:
+    conditions = job.get("status", {}).get("conditions", ())
+    return any(one["type"] in ("Complete", "Failed") and one["status"] == "True" for one in conditions)
