@@ -8,6 +8,7 @@
     ├── ConfigurationError       the environment describes no consistent cluster      exit 78
     ├── WorkersFailed            a launched run ended with a failed worker
     ├── WorkersOutOfStep         the workers of a run do not run the same steps
+    │   └── InputsDiffer         ... because they were given different data
     ├── PeerLost                 another process of the run failed or went away       exit 75
     │   └── PeerTimeout          ... or did not answer within the deadline
     ├── RestartBudgetUsedUp      the run failed more often than it may be restarted   exit 65
@@ -83,6 +84,13 @@ class WorkersFailed(TriremeError, RuntimeError):
 
 class WorkersOutOfStep(TriremeError, RuntimeError):
     """The workers of a run do not run the same steps; the message says what each of them came to exchange."""
+
+
+class InputsDiffer(WorkersOutOfStep):
+    """The workers of a run were given different data where all must have the same; nobody has trained on it.
+
+    The message says what each of them has.
+    """
 
 
 class PeerLost(TriremeError, RuntimeError):

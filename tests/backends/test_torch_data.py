@@ -15,15 +15,15 @@ def orders():
     import torch
 
     import trireme
-    from trireme.backends.adapters import choose_adapter
+    from trireme.backends.adapters import choose_source
 
     backend = trireme.MirroredStrategy().backend
     rank, is_plain = backend.cluster.rank, backend.cluster.num_workers == 1
 
     def epochs(shuffle, draws):
         keras.utils.set_random_seed(5)
-        adapter = choose_adapter(np.arange(13, dtype="int32"), batch_size=4, shuffle=shuffle)
-        adapter = adapter if is_plain else backend.shard(adapter)
+        source = choose_source(np.arange(13, dtype="int32"), batch_size=4, shuffle=shuffle)
+        adapter = source.adapter if is_plain else backend.shard(source)
         seen = []
         for _ in range(2):
             for batch in adapter.get_torch_dataloader():

@@ -1,4 +1,4 @@
-"""A `train_step` of two networks with an optimizer each, as the guides write a GAN, for tensorflow and torch."""
+"""A `train_step` of two networks with an optimizer each, as the guides write a GAN, for each backend."""
 
 
 def make_pair_class():
@@ -45,7 +45,63 @@ def make_pair_class():
                     self.critic_loss.update_state(value)
             return {"critic_loss": self.critic_loss.result()}
 
-    return Pair
+    return _on_jax(Pair) if keras.backend.backend() == "jax" else Pair
+
+
+def _on_jax(pair_class):
+    """Returns the class for JAX, whose step carries the state of one optimizer: the model holds that of the other."""
+    import jax
+    import keras
+
+    class PairOnJax(pair_class):
+        def compile(self, generator_optimizer, critic_optimizer):
+            keras.Model.compile(self, generator_optimizer)
+            self.critic_optimizer = critic_optimizer
+            generator_optimizer.build(self.generator.trainable_variables)
+            critic_optimizer.build(self.critic.trainable_variables)
+            self.critic_optimizer_variables = critic_optimizer.variables
+
+        def train_step(self, state, data):
+            state = list(state)
+            lists = [self.trainable_variables, self.non_trainable_variables, None, self.metrics_variables]
+
+            def value_of(index, variables):
+                numbers = {id(variable): number for number, variable in enumerate(lists[index])}
+                return [state[index][numbers[id(variable)]] for variable in variables]
+
+            def replace(index, variables, values):
+                new = dict(zip(map(id, variables), values, strict=True))
+                pairs = zip(lists[index], state[index], strict=True)
+                state[index] = [new.get(id(variable), value) for variable, value in pairs]
+
+            def descend_on(part, loss, optimizer, optimizer_values):
+                def loss_of(values):
+                    mapping = {id(v): (v, value) for v, value in zip(lists[0], state[0], strict=True)}
+                    mapping |= {id(v): (v, value) for v, value in zip(part, values, strict=True)}
+                    with keras.StatelessScope(state_mapping=mapping.values()):
+                        return loss(*data)
+
+                loss_value, gradients = jax.value_and_grad(loss_of)(value_of(0, part))
+                values, optimizer_values = optimizer.stateless_apply(
+                    optimizer_values, gradients, value_of(0, part)
+                )
+                replace(0, part, values)
+                return loss_value, optimizer_values
+
+            own = self.critic_optimizer_variables
+            value, critics = descend_on(
+                self.critic.trainable_variables, self.critics, self.critic_optimizer, value_of(1, own)
+            )
+            replace(1, own, critics)
+            _, state[2] = descend_on(
+                self.generator.trainable_variables, self.generators, self.optimizer, state[2]
+            )
+            counted = self.critic_loss.variables
+            replace(3, counted, self.critic_loss.stateless_update_state(value_of(3, counted), value))
+            logs = {"critic_loss": self.critic_loss.stateless_result(value_of(3, counted))}
+            return logs, tuple(state)
+
+    return PairOnJax
 
 
 def descend(weights, optimizer, loss):

@@ -230,22 +230,90 @@ def dropout_masks(strategy, folder):
     return runs
 
 
+def message_of(call):
+    """Returns the type and the message of the error that a call ends with."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "was taken"
+
+
 @behaviour
 def refused_inputs(strategy, folder):
+    import scipy.sparse
+    import tensorflow as tf
+
     x, y = rows(8)
     model = mlp(strategy)
-    messages = {}
-    for name, call in {
-        "generator": lambda: model.fit((batch for batch in [(x, y)]), verbose=0),
-        "validation generator": lambda: model.fit(x, y, validation_data=(b for b in [(x, y)]), verbose=0),
-        "different lengths": lambda: model.fit(x, y[:5], verbose=0),
-    }.items():
-        try:
-            call()
-            messages[name] = "was taken"
-        except Exception as error:
-            messages[name] = f"{type(error).__name__}: {error}"
-    return messages
+    vectors = tf.data.Dataset.from_tensor_slices((x, y))
+    return {
+        "scalars": message_of(lambda: model.predict(tf.data.Dataset.range(5), verbose=0)),
+        "unbatched": message_of(lambda: model.fit(vectors, verbose=0)),
+        "unbatched validation": message_of(lambda: model.fit(x, y, validation_data=vectors, verbose=0)),
+        "unbatched generator": message_of(
+            lambda: model.fit((pair for pair in zip(x, y, strict=True)), verbose=0)
+        ),
+        "different lengths": message_of(lambda: model.fit(x, y[:5], verbose=0)),
+        "sparse": message_of(lambda: model.predict(scipy.sparse.csr_matrix(x), verbose=0)),
+        "an empty part": message_of(
+            lambda: model.fit(
+                strategy.distribute_datasets_from_function(
+                    lambda context: vectors.batch(4).take(
+                        context.num_input_pipelines - 1 - strategy.cluster.rank
+                    )
+                ),
+                verbose=0,
+            )
+        ),
+    }
+
+
+@behaviour
+def inputs_that_differ_between_workers(strategy, folder):
+    """What each worker is told, and whether anybody has trained on them."""
+    import numpy as np
+    import tensorflow as tf
+
+    rank = strategy.cluster.rank
+    x, y = rows(32)
+    other = np.where(np.arange(32)[:, None] == 20 * rank, x + 1, x)
+    model = mlp(strategy)
+    before = model.get_weights()
+
+    def batches(count, change_at=None):
+        for index in range(count):
+            yield x[:8] + (rank if index == change_at else 0), y[:8]
+
+    def narrow():
+        yield x[:8], y[:8]
+        yield x[: 8 - rank], y[: 8 - rank]
+
+    signature = (tf.TensorSpec((None, 4)), tf.TensorSpec((None, 1)))
+    messages = {
+        "contents of arrays": message_of(lambda: model.fit(other, y, verbose=0)),
+        "lengths of arrays": message_of(lambda: model.fit(x[: 32 - rank], y[: 32 - rank], verbose=0)),
+        "validation": message_of(lambda: model.fit(x, y, validation_data=(other, y), verbose=0)),
+        "evaluated": message_of(lambda: model.evaluate(x, y + rank, verbose=0)),
+        "predicted": message_of(lambda: model.predict(other, verbose=0)),
+        "contents of a generator": message_of(lambda: model.fit(batches(3, change_at=0), verbose=0)),
+        "a batch": message_of(lambda: model.train_on_batch(x + rank, y)),
+        "a kind": message_of(
+            lambda: model.predict(x if rank else (batch[:1] for batch in batches(4)), verbose=0)
+        ),
+    }
+    unchanged = all((a == b).all() for a, b in zip(before, model.get_weights(), strict=True))
+    messages["trained on them"] = not unchanged
+    messages["shapes in a generator"] = message_of(lambda: model.fit(narrow(), verbose=0))
+    messages["length of a generator"] = message_of(lambda: model.fit(batches(3 + rank), verbose=0))
+    messages["length of a dataset"] = message_of(
+        lambda: model.evaluate(
+            tf.data.Dataset.from_generator(lambda: batches(5 + rank), output_signature=signature), verbose=0
+        )
+    )
+    # All of them are still in step.
+    model.fit(x, y, batch_size=8, verbose=0)
+    return {**messages, "weights": [weight.tolist() for weight in model.get_weights()]}
 
 
 @behaviour
@@ -274,7 +342,7 @@ def a_line_with_unequal_parts(strategy, folder):
 
     x, y = np.arange(7, dtype="float32")[:, None], np.zeros((7, 1), "float32")
     model = line(strategy, kernel="ones", learning_rate=0.01)
-    adapter = strategy.backend.shard(_adapter(x, y))
+    adapter = strategy.backend.shard(_source(x, y))
     if strategy.backend.name == "jax":
         [batch] = list(adapter.get_jax_iterator())
         mine = [float(row) for part in batch[0].addressable_shards for row in np.asarray(part.data).ravel()]
@@ -288,10 +356,38 @@ def a_line_with_unequal_parts(strategy, folder):
     return {"mine": mine, "kernel": float(model.get_weights()[0].ravel()[0])}
 
 
-def _adapter(x, y):
-    from trireme.backends.adapters import choose_adapter
+def _source(x, y):
+    from trireme.backends.adapters import choose_source
 
-    return choose_adapter(x, y, batch_size=7, shuffle=False)
+    return choose_source(x, y, batch_size=7, shuffle=False)
+
+
+@behaviour
+def forks_end_by_sigterm(strategy, folder):
+    """How two forks end: of a worker, and of one that takes the signal itself, as during a backed up training."""
+    import multiprocessing
+    import time
+
+    from trireme.backends.preemption import Preemption
+
+    def how_one_ends():
+        ours, its = multiprocessing.Pipe()
+        fork = multiprocessing.get_context("fork").Process(
+            target=lambda: (its.send("begun"), time.sleep(60)), daemon=True
+        )
+        fork.start()
+        assert ours.poll(30), "the fork did not begin"
+        fork.terminate()
+        fork.join(10)
+        code = fork.exitcode
+        fork.kill()
+        fork.join()
+        return code
+
+    with Preemption(strategy.backend) as preemption:
+        codes = [how_one_ends()]
+        assert not preemption.is_agreed_now(0)
+    return [how_one_ends(), *codes]
 
 
 @behaviour

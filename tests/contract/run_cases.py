@@ -3,11 +3,11 @@
 import functools
 import traceback
 
-from tests.contract import feature_cases, optimizer_cases
+from tests.contract import feature_cases, input_cases, optimizer_cases
 from tests.contract.cases import CASES, to_host
 from tests.contract.saved_model import load_and_train, train_and_save
 
-MODULES = (feature_cases, optimizer_cases)
+MODULES = (feature_cases, input_cases, optimizer_cases)
 SAVED = "a saved model"
 
 

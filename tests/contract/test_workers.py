@@ -1,5 +1,6 @@
 """What every backend promises about workers that train together."""
 
+import signal
 import tempfile
 
 import pytest
@@ -103,9 +104,48 @@ def test_sparse_gradients_are_never_made_dense(results):
 
 def test_inputs_that_cannot_be_shared_out_are_refused_by_name(results):
     for messages in results("refused_inputs"):
-        assert "UnsupportedInput: `x` is a builtins.generator" in messages["generator"]
-        assert "`validation_data` is a builtins.generator" in messages["validation generator"]
+        assert messages["scalars"].startswith("UnsupportedInput: `x` yields a scalar")
+        for name in ("unbatched", "unbatched validation"):
+            assert messages[name].startswith("UnsupportedInput: `")
+            assert "the shapes (4,), (1,), which have no common number of rows" in messages[name]
+        assert "`validation_data`" in messages["unbatched validation"]
+        # Keras' own building of the model may come first.
+        assert ("the batch at index 0 of `x` have (4, 1) rows" in messages["unbatched generator"]) or (
+            "ValueError" in messages["unbatched generator"] and "shape" in messages["unbatched generator"]
+        )
         assert "ValueError" in messages["different lengths"]
+        if results.way == "jax":
+            assert "UnsupportedInput: `x` holds a sparse matrix (scipy.sparse" in messages["sparse"]
+        else:
+            assert messages["sparse"] == "was taken"
+        assert "UnsupportedInput: `x` has no batch on worker 1 of 2" in messages["an empty part"]
+
+
+DIFFERENCES = {
+    "contents of arrays": "`x` is not the same on all workers (worker 0: Array of 1 batches with batch size 32",
+    "lengths of arrays": "worker 1: Array of 1 batches with batch size 32 float32 31×4",
+    "validation": "`validation_data` is not the same on all workers",
+    "evaluated": "`x` is not the same on all workers",
+    "predicted": "`x` is not the same on all workers",
+    "contents of a generator": "at index 0 of `x` is not the same on all workers (worker 0: 8 rows, shapes 8×4 8×1",
+    "a batch": "The batch that `train_on_batch` was given is not the same on all workers (worker 0: 32 rows",
+    "a kind": "(worker 0: Generator of unknown length; worker 1: Array of 1 batches with batch size 32",
+    "shapes in a generator": "at index 1 of `x` is not the same on all workers (worker 0: 8 rows, shapes 8×4 8×1",
+    "length of a generator": "The batch at index 3 of `x` is not the same on all workers (worker 0: no batch any more",
+    "length of a dataset": "The batch at index 5 of `x` is not the same on all workers (worker 0: no batch any more",
+}
+
+
+def test_inputs_that_differ_between_workers_end_on_all_of_them(results):
+    first, second = results("inputs_that_differ_between_workers")
+    assert first == second
+    assert {name for name, message in first.items() if str(message).startswith("InputsDiffer")} == set(
+        DIFFERENCES
+    )
+    for name, words in DIFFERENCES.items():
+        assert words in first[name], name
+    assert "strategy.distribute_datasets_from_function" in first["contents of arrays"]
+    assert not first["trained on them"]
 
 
 def test_dropout_differs_between_replicas_and_repeats_from_one_seed(results):
@@ -146,6 +186,11 @@ def test_metrics_whose_state_is_no_sum_are_refused_by_name(results):
         assert "changes Python attributes" in messages["a list"]
     # What the chief has is everybody's, so it is another worker that finds its own to differ.
     assert "so it must be the same on every worker" in messages["a maximum of each worker's own"]
+
+
+def test_forks_of_workers_end_by_sigterm(results):
+    # As those end that read a `PyDataset` with `use_multiprocessing`; who waits for them would wait for ever.
+    assert results("forks_end_by_sigterm") == [[-signal.SIGTERM] * 2] * 2
 
 
 def test_loops_that_cannot_be_right_are_refused(results):

@@ -41,7 +41,7 @@ KINDS = {
         "PyDataset": ONCE,
     },
 }
-KINDS_OF_TWO = {"arrays": [(12, 3)]}
+KINDS_OF_TWO = {"arrays, accumulated": ONCE, "DataLoader": ONCE, "PyDataset": ONCE}
 
 
 @once

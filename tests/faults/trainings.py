@@ -25,7 +25,7 @@ def data():
     return x, (x.sum(axis=1) > 0).astype("float32")
 
 
-def seeded_model(seed=3, units=6, is_small=False):
+def seeded_model(seed=3, units=6, is_small=False, micro_steps=None):
     import keras
 
     import trireme
@@ -40,7 +40,8 @@ def seeded_model(seed=3, units=6, is_small=False):
             keras.layers.Dense(1, activation="sigmoid"),
         ]
         model = keras.Sequential(layers[-1:] if is_small else layers)
-        model.compile(keras.optimizers.Adam(0.02), "binary_crossentropy", metrics=["accuracy"])
+        optimizer = keras.optimizers.Adam(0.02, gradient_accumulation_steps=micro_steps)
+        model.compile(optimizer, "binary_crossentropy", metrics=["accuracy"])
     return model
 
 
@@ -81,7 +82,7 @@ def inputs(kind):
     """The arguments of `fit` for one kind of input. Made after the seed was set, as in a script."""
     x, y = data()
     common = {"epochs": EPOCHS, "verbose": 0}
-    if kind in ("arrays", "arrays, restarted with another seed"):
+    if kind in ("arrays", "arrays, accumulated", "arrays, restarted with another seed"):
         return {"x": x, "y": y, "batch_size": BATCH_SIZE, "validation_data": (x[:20], y[:20]), **common}
     if kind == "arrays, shuffled by batches":
         return {"x": x, "y": y, "batch_size": BATCH_SIZE, "shuffle": "batch", **common}
@@ -110,6 +111,8 @@ def inputs(kind):
 def loader(x, y, kind):
     import torch
 
+    # On other backends Keras' seed is not PyTorch's.
+    torch.manual_seed(3)
     rows = torch.utils.data.TensorDataset(torch.tensor(x), torch.tensor(y))
     if kind == "DataLoader":
         return torch.utils.data.DataLoader(rows, batch_size=BATCH_SIZE, shuffle=True)
@@ -154,18 +157,18 @@ def undisturbed_and_resumed(interruptions_of):
     results = {}
     for kind, interruptions in interruptions_of.items():
         # What matters of most kinds is the order of the rows, and on these backends to compile a model takes long.
-        is_small = kind != "arrays" and keras.backend.backend() != "torch"
-        model = seeded_model(is_small=is_small)
+        is_small = not kind.startswith("arrays") and keras.backend.backend() != "torch"
+        # Backups after 3, 6 and 9 steps, the last of which is in the middle of a sum.
+        options = {"is_small": is_small, "micro_steps": 4 if kind == "arrays, accumulated" else None}
+        model = seeded_model(**options)
         undisturbed = result(model, model.fit(**inputs(kind), callbacks=deciding()))
         resumed = []
         for step, save_freq in interruptions:
             with tempfile.TemporaryDirectory() as folder:
                 location = f"memory:/{folder}" if "another seed" in kind else folder
 
-                def train(
-                    *more, seed=3, location=location, save_freq=save_freq, kind=kind, is_small=is_small
-                ):
-                    model = seeded_model(seed, is_small=is_small)
+                def train(*more, seed=3, location=location, save_freq=save_freq, kind=kind, options=options):
+                    model = seeded_model(seed, **options)
                     backup = trireme.BackupAndRestore(location, save_freq)
                     return result(model, model.fit(**inputs(kind), callbacks=[backup, *deciding(), *more]))
 
@@ -321,7 +324,10 @@ def no_space():
 
 
 def train_without_chance(folder=None, interrupt_after=None):
-    """Without dropout the number of workers makes no difference."""
+    """Without dropout the number of workers makes no difference. Gradients are summed over three steps.
+
+    A backup is made after every second step, so the last before an interruption at the sixth is in the middle of a sum.
+    """
     import keras
 
     import trireme
@@ -329,7 +335,7 @@ def train_without_chance(folder=None, interrupt_after=None):
     keras.utils.set_random_seed(5)
     with trireme.MirroredStrategy().scope():
         model = keras.Sequential([keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"])
+        model.compile(keras.optimizers.Adam(0.02, gradient_accumulation_steps=3), "mse", metrics=["mae"])
     x, y = data()
     callbacks = [] if folder is None else [trireme.BackupAndRestore(folder, save_freq=2)]
     if interrupt_after:

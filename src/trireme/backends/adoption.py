@@ -18,7 +18,8 @@ import keras
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from trireme.backends import accumulators, fitting, metric_checks, metrics
-from trireme.backends.adapters import choose_adapter, parts_of, split_validation
+from trireme.backends.adapters import choose_source, parts_of, split_validation
+from trireme.backends.agreement import compare_batch, compare_sources
 from trireme.backends.callbacks import for_this_worker
 from trireme.backends.model_state import broadcast_state
 from trireme.backends.parameter_server.adoption import adopt as adopt_by_servers
@@ -155,7 +156,7 @@ def _fit(model, backend, original, arguments):
         (x, y, sample_weight), arguments["validation_data"] = split_validation(x, y, sample_weight, split)
     options = {name: arguments.get(name) for name in _ADAPTER_OPTIONS}
     options["shuffle"] = arguments.get("shuffle", True)
-    arguments["x"] = backend.shard(choose_adapter(x, y, sample_weight, **options))
+    arguments["x"] = _sharded(backend, x, y, sample_weight, **options)
     # The adapter has taken care of these; Keras refuses some of them beside an adapter.
     for name in ("batch_size", "class_weight"):
         arguments.pop(name, None)
@@ -187,13 +188,14 @@ def _sharded_validation(backend, arguments, batch_size):
     x, y, sample_weight = parts_of(arguments["validation_data"])
     batch_size = arguments.pop("validation_batch_size", None) or batch_size
     steps = arguments.get("validation_steps")
-    return (
-        backend.shard(
-            choose_adapter(
-                x, y, sample_weight, name="validation_data", batch_size=batch_size, steps_per_epoch=steps
-            )
-        ),
-    )
+    options = {"batch_size": batch_size, "steps_per_epoch": steps}
+    return (_sharded(backend, x, y, sample_weight, name="validation_data", **options),)
+
+
+def _sharded(backend, x, y=None, sample_weight=None, **options):
+    source = choose_source(x, y, sample_weight, cluster=backend.cluster, **options)
+    compare_sources(source, backend)
+    return backend.shard(source)
 
 
 def _evaluate(model, backend, original, arguments):
@@ -202,9 +204,7 @@ def _evaluate(model, backend, original, arguments):
         return original(**arguments)
     x, y, sample_weight = (arguments.pop(name, None) for name in ("x", "y", "sample_weight"))
     batch_size, steps = arguments.pop("batch_size", None), arguments.get("steps")
-    arguments["x"] = backend.shard(
-        choose_adapter(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps)
-    )
+    arguments["x"] = _sharded(backend, x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps)
     _start(model, backend, arguments)
     logs = original(**arguments)
     _finish(model, backend)
@@ -213,9 +213,7 @@ def _evaluate(model, backend, original, arguments):
 
 def _predict(model, backend, original, arguments):
     batch_size, steps = arguments.pop("batch_size", None), arguments.get("steps")
-    arguments["x"] = backend.shard(
-        choose_adapter(arguments.pop("x"), batch_size=batch_size, steps_per_epoch=steps)
-    )
+    arguments["x"] = _sharded(backend, arguments.pop("x"), batch_size=batch_size, steps_per_epoch=steps)
     _start(model, backend, arguments, training=False)
     return original(**arguments)
 
@@ -230,6 +228,7 @@ def _test_on_batch(model, backend, original, arguments):
 
 def _on_batch(model, backend, original, arguments, function_name):
     return_dict = arguments.pop("return_dict", False)
+    _compare_batches(backend, arguments, function_name)
     if not backend.sees_global_batch:
         metrics.make_local(model, backend)
         if function_name == "train_function":
@@ -243,8 +242,15 @@ def _on_batch(model, backend, original, arguments, function_name):
 
 
 def _predict_on_batch(model, backend, original, arguments):
+    _compare_batches(backend, arguments, "predict_function")
     with backend.sharding_batches(model, "predict_function"):
         return original(**arguments)
+
+
+def _compare_batches(backend, arguments, function_name):
+    if backend.cluster.num_workers > 1:
+        batch = [arguments.get(name) for name in ("x", "y", "sample_weight")]
+        compare_batch(batch, function_name.replace("function", "on_batch"), backend)
 
 
 def _start(model, backend, arguments, during_fit=False, training=True):

@@ -136,8 +136,8 @@ class Backend(abc.ABC):
     # Where Keras' own loop meets the strategy.
 
     @abc.abstractmethod
-    def shard(self, adapter):
-        """Returns a Keras data adapter that yields this worker's share of each global batch of `adapter`."""
+    def shard(self, source):
+        """Returns a Keras data adapter that yields this worker's share of each global batch of a `Source`."""
 
     @abc.abstractmethod
     def connect(self, model):

@@ -29,6 +29,22 @@ def build_model(model, batches, training):
             raise
 
 
+def build_by_symbols(model, symbols, training):
+    """Does the same from `KerasTensor`s, for what Keras' own building would take for dense: ragged tensors."""
+    x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(symbols)
+    y_pred = keras_backend.compute_output_spec(model, x, training=False)
+    if not training:
+        return
+    weighted = {"sample_weight": sample_weight}
+    if model._compile_metrics is not None and not model._compile_metrics.built:
+        keras_backend.compute_output_spec(model.compute_metrics, x, y, y_pred, **weighted)
+    if model._compile_loss is not None and not model._compile_loss.built:
+        keras_backend.compute_output_spec(model._compute_loss, x, y, y_pred, training=False, **weighted)
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    model._post_build()
+
+
 def _symbolic(leaf):
     return (
         None if leaf is None else keras.KerasTensor(leaf.shape, keras_backend.standardize_dtype(leaf.dtype))

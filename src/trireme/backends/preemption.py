@@ -1,5 +1,6 @@
 """SIGTERM during a training: a wish to stop, on which all workers agree at one step."""
 
+import os
 import signal
 import threading
 import time
@@ -59,3 +60,12 @@ class Preemption:
 
     def _receive(self, signum, frame):
         self._is_wished = True
+
+
+def _leave_to_parent():
+    """Lets a fork end by SIGTERM: those that read a `PyDataset` are ended so, and waited for."""
+    if isinstance(getattr(signal.getsignal(signal.SIGTERM), "__self__", None), Preemption):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

@@ -13,8 +13,9 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 from trireme.backends import random_state
-from trireme.backends.adapters import choose_adapter
+from trireme.backends.adapters import choose_source
 from trireme.backends.adoption import strategy_of
+from trireme.backends.agreement import compare_sources
 from trireme.backends.gradient_recorder import recording_gradients
 from trireme.backends.model_state import broadcast_state, variables_of
 from trireme.backends.reasons import is_half_precision, likely_reasons
@@ -101,13 +102,21 @@ def verify(model, strategy, x, y=None, sample_weight=None, num_steps=3, **option
     """
     _refuse(model, strategy)
     backend = strategy.backend
-    adapter = choose_adapter(x, y, sample_weight, shuffle=False, **options)
-    # TensorFlow builds by shapes. The others take a batch to build by, for which `fit` draws an order of arrays.
-    is_drawn = isinstance(adapter, ArrayDataAdapter) and backend.name != "tensorflow"
-    _build(
-        model, backend, choose_adapter(x, y, sample_weight, shuffle=True, **options) if is_drawn else adapter
-    )
-    batches = _batches(adapter, num_steps, strategy.num_replicas_in_sync)
+    source = choose_source(x, y, sample_weight, shuffle=False, **options)
+    if source.is_own:
+        raise UsageError(
+            "verify was given what distribute_datasets_from_function returns, of which each worker reads a part. "
+            "One device must make the same steps: pass the same whole batches on every worker."
+        )
+    compare_sources(source, backend)
+    batches = _batches(source.adapter, num_steps, strategy.num_replicas_in_sync)
+    if isinstance(source.adapter, ArrayDataAdapter) and backend.name != "tensorflow":
+        # TensorFlow builds by shapes. The others take a batch to build by, for which `fit` draws an order of arrays.
+        first = choose_source(x, y, sample_weight, shuffle=True, **options)
+    else:
+        # Other inputs may be read once only.
+        first = choose_source(batches[0], shuffle=False)
+    _build(model, backend, first)
     with _left_as_it_was(model, backend):
         with recording_gradients(model) as recorders:
             # Recorders change nothing in the model, so that one batch may follow another.
@@ -236,11 +245,11 @@ def _floor(kind, values):
     return max(_SMALLEST_PART * largest, np.finfo(np.float32).tiny)
 
 
-def _build(model, backend, adapter):
+def _build(model, backend, source):
     """Creates the variables of `model` as its first `fit` would, with the same random draws."""
     backend.connect(model)
     with backend.calling(model):
-        backend.build(model, backend.shard(adapter))
+        backend.build(model, backend.shard(source))
     unbuilt = [layer.name for layer in model._flatten_layers() if not layer.built]
     if unbuilt:
         raise UsageError(

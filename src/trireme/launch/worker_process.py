@@ -103,11 +103,18 @@ def _tie_to_launcher() -> None:
 
 
 def _keep_to_this_process() -> None:
-    """Keeps the descriptors that a worker inherits from its own children."""
+    """Keeps from the worker's own children what is its alone: inherited descriptors, a way to take SIGTERM."""
     for name in (BOARD_FD, SHARED_MEMORY_FD, PORT_FD):
         number = os.environ.get(name, "")
         if number.isdecimal():
             os.set_inheritable(int(number), False)
+    os.register_at_fork(after_in_child=_end_by_sigterm)
+
+
+def _end_by_sigterm() -> None:
+    """Undoes in a fork what JAX's runtime does beneath Python: it takes the signal, for a thread that no fork has."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _answer_with_stacks(rank: int, role: str) -> None:

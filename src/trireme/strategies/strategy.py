@@ -3,12 +3,13 @@
 import contextlib
 import contextvars
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from trireme.cluster.cluster import Cluster
 from trireme.cluster.machine import keras_backend
 from trireme.cluster.resolve import resolve
+from trireme.data import InputContext, distribute_from_function
 
 if TYPE_CHECKING:
     from trireme.backends.verification import Verification
@@ -96,6 +97,39 @@ class Strategy:
 
         x, y, sample_weight = parts_of(data)
         return verify(model, self, x, y, sample_weight, num_steps=num_steps, batch_size=batch_size)
+
+    def distribute_datasets_from_function(self, dataset_fn: Callable[[InputContext], Any]) -> Any:
+        """Returns an input whose batches are this worker's own, for `fit`, `evaluate` and `predict` to take as `x`.
+
+        For data that you share out yourself, and for sources that cannot yield the same batches on every worker. Each
+        step trains on the rows that all workers read for it. The workers may have different numbers of batches: an
+        epoch lasts as long as the longest, and those whose input has ended add no rows to its last steps.
+
+        ```python
+        def make_dataset(context):
+            batch_size = context.get_per_replica_batch_size(256)
+            files = all_files[context.input_pipeline_id :: context.num_input_pipelines]
+            return tf.data.TFRecordDataset(files).map(parse).batch(batch_size)
+
+
+        model.fit(strategy.distribute_datasets_from_function(make_dataset))
+        ```
+
+        Args:
+            dataset_fn: called once, with a `trireme.data.InputContext`. Returns a `tf.data.Dataset` or anything else
+                that Keras takes as `x` alone, each of whose batches is one replica's part of a step.
+
+        Raises:
+            UsageError: the strategy is asynchronous: its servers hand out the rows.
+        """
+        if self.is_asynchronous:
+            from trireme.errors import UsageError
+
+            raise UsageError(
+                f"{type(self).__name__} hands out the rows of arrays by itself, so it takes no inputs that the workers "
+                "share out: pass the same arrays to `fit` on every worker, or train with MirroredStrategy."
+            )
+        return distribute_from_function(dataset_fn, self.cluster)
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
         """Returns one value from every worker's `value`.

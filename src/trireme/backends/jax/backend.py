@@ -63,16 +63,16 @@ class JaxBackend(Backend):
     def processes_for(self, num_replicas):
         return {"num_workers": 1, "replicas_per_worker": num_replicas}
 
-    def shard(self, adapter):
-        size, num_devices = adapter.batch_size, self.distribution.num_devices
-        if size and size % num_devices:
+    def shard(self, source):
+        size, num_devices = source.adapter.batch_size, self.distribution.num_devices
+        if size and size % num_devices and not source.is_own:
             warnings.warn(
                 f"The batch size {size} does not divide by {num_devices} replicas, so every replica computes every "
                 "batch whole: right, but no faster than one device. "
                 f"Take {max(size // num_devices, 1) * num_devices} or {(size // num_devices + 1) * num_devices}.",
                 stacklevel=5,
             )
-        return shard_adapter(adapter, self)
+        return shard_adapter(source, self)
 
     def connect(self, model):
         self.place_variables(model)
@@ -103,7 +103,7 @@ class JaxBackend(Backend):
         return False
 
     def build(self, model, adapter, training=True):
-        build_model(model, iter(adapter.get_jax_iterator()), training)
+        build_model(model, adapter.first_batch(), training)
 
     def begin_step(self, model, step):
         if self.cluster.num_workers > 1 and self.board is not None:

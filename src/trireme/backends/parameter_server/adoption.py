@@ -10,7 +10,7 @@ import warnings
 
 import numpy as np
 
-from trireme.backends.adapters import choose_adapter, parts_of, split_validation
+from trireme.backends.adapters import choose_source, parts_of, split_validation
 from trireme.backends.build import build_model
 from trireme.backends.parameter_server.callbacks import Follower, for_this_worker
 from trireme.backends.parameter_server.data import RangedArrays, batch_rows_of
@@ -100,7 +100,7 @@ class _Adopted:
                 f"steps_per_epoch is {options['steps_per_epoch']}: with ParameterServerStrategy an epoch is every row "
                 "once. Leave it out, or pass fewer rows."
             )
-        inner = choose_adapter(x, y, sample_weight, **(options | {"shuffle": shuffle}))
+        inner = choose_source(x, y, sample_weight, **(options | {"shuffle": shuffle})).adapter
         if arguments.get("validation_data") is not None:
             self._validation = self._validation_adapter(arguments, options["batch_size"])
             arguments["validation_data"] = (self._validation,)
@@ -111,9 +111,8 @@ class _Adopted:
         x, y, sample_weight = parts_of(arguments["validation_data"])
         batch_size = arguments.pop("validation_batch_size", None) or batch_size
         steps = arguments.pop("validation_steps", None)
-        inner = choose_adapter(
-            x, y, sample_weight, name="validation_data", batch_size=batch_size, steps_per_epoch=steps
-        )
+        options = {"batch_size": batch_size, "steps_per_epoch": steps}
+        inner = choose_source(x, y, sample_weight, name="validation_data", **options).adapter
         return RangedArrays(inner, self._side, inner.batch_size)
 
     def _end_fit(self, plan):
@@ -133,7 +132,7 @@ class _Adopted:
             return self._evaluate_round(self._validation, number, what, arguments)[1]
         x, y, sample_weight = (arguments.pop(name, None) for name in ("x", "y", "sample_weight"))
         batch_size, steps = arguments.pop("batch_size", None), arguments.pop("steps", None)
-        inner = choose_adapter(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps)
+        inner = choose_source(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps).adapter
         arguments = self._quiet(arguments)
         if self._exchange is not None:
             adapter = RangedArrays(inner, self._side, inner.batch_size)

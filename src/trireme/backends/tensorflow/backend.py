@@ -1,16 +1,23 @@
 """The TensorFlow side of the contract."""
 
+import keras
 import tensorflow as tf
+from keras.src import tree
 
 from trireme.backends import batch_norm, custom_loops, step
 from trireme.backends.backend import Backend
-from trireme.backends.build import build_model
+from trireme.backends.build import build_by_symbols, build_model
 from trireme.backends.model_state import optimizers_of
 from trireme.backends.optimizers import connect_optimizer
 from trireme.backends.tensorflow import runtime
 from trireme.backends.tensorflow.data import shard_adapter
 from trireme.backends.tensorflow.gradients import GradientExchange
-from trireme.backends.tensorflow.train_step import refuse_xla, replace_steps, sharded_function
+from trireme.backends.tensorflow.train_step import (
+    refuse_xla,
+    replace_steps,
+    sharded_function,
+    take_shard_iterators,
+)
 
 
 class TensorFlowBackend(Backend):
@@ -49,8 +56,8 @@ class TensorFlowBackend(Backend):
 
         return mean(tensor)
 
-    def shard(self, adapter):
-        return shard_adapter(adapter, self)
+    def shard(self, source):
+        return shard_adapter(source, self)
 
     def connect(self, model):
         if getattr(model, "jit_compile", False):
@@ -59,6 +66,7 @@ class TensorFlowBackend(Backend):
             # The same number on every worker: the model's turn among those connected.
             self._num_connected += 1
             replace_steps(model, self, self._num_connected)
+            take_shard_iterators(model)
         for optimizer in optimizers_of(model):
             connect_optimizer(optimizer, self.exchange)
 
@@ -70,8 +78,11 @@ class TensorFlowBackend(Backend):
         return True
 
     def build(self, model, adapter, training=True):
-        specs = tf.nest.map_structure(_of_some_rows, adapter.get_tf_dataset().element_spec.data)
-        build_model(model, iter([specs]), training)
+        specs = tree.map_structure(_of_some_rows, adapter.specs())
+        if any(isinstance(spec, tf.RaggedTensorSpec) for spec in tree.flatten(specs)):
+            build_by_symbols(model, tree.map_structure(_symbol, specs), training)
+        else:
+            build_model(model, iter([specs]), training)
 
     def trying_once(self):
         is_done = tf.Variable(False, trainable=False)
@@ -95,5 +106,12 @@ class TensorFlowBackend(Backend):
 
 def _of_some_rows(spec):
     """Returns `spec` without its number of rows where this worker has none: Keras does not reduce their loss."""
-    has_no_rows = spec.shape.rank and spec.shape[0] == 0
+    has_no_rows = isinstance(spec, tf.TensorSpec) and spec.shape.rank and spec.shape[0] == 0
     return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if has_no_rows else spec
+
+
+def _symbol(spec):
+    if not isinstance(spec, tf.RaggedTensorSpec):
+        return None if spec is None else keras.KerasTensor(spec.shape, spec.dtype.name)
+    options = {"ragged_rank": spec.ragged_rank, "row_splits_dtype": spec.row_splits_dtype.name}
+    return keras.KerasTensor(spec.shape, spec.dtype.name, ragged=True, **options)

@@ -101,4 +101,21 @@ def _gather_slices(gradient, collectives, weight):
     indices = collectives.all_gather(gradient.indices)
     with tf.control_dependencies([indices]):
         values = collectives.all_gather(gradient.values)
+    if _have_each_row_once(gradient.indices):
+        indices, positions = tf.unique(indices)
+        values = tf.math.unsorted_segment_sum(values, positions, tf.size(indices))
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+def _have_each_row_once(indices):
+    """Whether TensorFlow has made the indices of slices unique, as for a kernel that meets a sparse tensor.
+
+    One device then has one slice for a row, whoever of its batch has part in it. For an embedding it has one for each
+    entry, and Keras' optimizers square each of them by itself, so those stay as they are.
+    """
+    if tf.executing_eagerly():
+        return False
+    op = indices.op
+    while op.type in ("Cast", "Identity", "Reshape"):
+        op = op.inputs[0].op
+    return op.type in ("Unique", "UniqueV2")

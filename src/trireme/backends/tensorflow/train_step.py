@@ -6,6 +6,7 @@ worker's rows.
 """
 
 import functools
+import itertools
 import typing
 
 import tensorflow as tf
@@ -13,8 +14,9 @@ from keras.src import tree
 
 from trireme.backends.adoption import syncs_batch_norm
 from trireme.backends.metrics import means_of
-from trireme.backends.model_state import layer_state
+from trireme.backends.model_state import layer_state, optimizers_of
 from trireme.backends.step import Step, running
+from trireme.backends.tf_data import rows_of_sparse
 from trireme.data import rows_of
 from trireme.errors import UsageError
 
@@ -26,20 +28,101 @@ class Shard(typing.NamedTuple):
     data: object
 
 
+class ShardIterator:
+    """An iterator over `Shard`s that Python reads, since the workers meet for each of them.
+
+    Args:
+        shards: the iterator.
+        spec: the `Shard` of specs that all of them match.
+    """
+
+    def __init__(self, shards, spec):
+        self._shards = shards
+        self.spec = spec
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self._shards)
+
+
 def take_rows(batch, rank, num_workers):
     """Returns worker `rank`'s `Shard` of the structure of tensors `batch`."""
     num_rows = num_rows_of(batch)
     start, stop = rows_of(num_rows, rank, num_workers)
-    rows = tree.map_structure(lambda leaf: None if leaf is None else leaf[start:stop], batch)
-    return Shard(tf.cast(num_rows, tf.int32), rows)
+    return Shard(tf.cast(num_rows, tf.int32), _rows(batch, start, stop))
+
+
+def no_rows_of(batch):
+    """Returns a structure of tensors like `batch`, without its rows."""
+    return _rows(batch, 0, 0)
+
+
+def _rows(batch, start, stop):
+    def rows(leaf):
+        if leaf is None or isinstance(leaf, tf.experimental.Optional):
+            return leaf
+        return rows_of_sparse(leaf, start, stop) if isinstance(leaf, tf.SparseTensor) else leaf[start:stop]
+
+    return tree.map_structure(rows, batch)
 
 
 def num_rows_of(batch):
     """Returns the rows of a structure of tensors: an integer where they are known, else a scalar tensor."""
-    leaf = next(leaf for leaf in tree.flatten(batch) if leaf is not None)
+    leaves = (leaf for leaf in tree.flatten(batch) if leaf is not None)
+    leaf = next(leaf for leaf in leaves if not isinstance(leaf, tf.experimental.Optional))
     if isinstance(leaf, tf.RaggedTensor):
         return leaf.nrows()
     return tf.shape(leaf)[0] if leaf.shape[0] is None else leaf.shape[0]
+
+
+def take_shard_iterators(model):
+    """Makes the training and test functions of `model` take a `ShardIterator` where Keras passes its dataset's one."""
+    for name in ("train_function", "test_function"):
+        make = f"make_{name}"
+        object.__setattr__(model, make, _then_taking_iterators(getattr(model, make), model, name))
+
+
+def _then_taking_iterators(original, model, name):
+    @functools.wraps(original)
+    def make_function(force=False):
+        before = getattr(model, name)
+        result = original(force)
+        function = getattr(model, name)
+        if function is not before:
+            setattr(model, name, _taking_iterators(function, model))
+        return result
+
+    return make_function
+
+
+def _taking_iterators(function, model):
+    def one_after_the_other(*shards):
+        return function(iter(shards))
+
+    @functools.cache
+    def traced(num_shards, name_of_spec):
+        # With the spec of the dataset, so that batches of all sizes are one trace.
+        return tf.function(
+            one_after_the_other, input_signature=[specs[name_of_spec]] * num_shards, autograph=False
+        )
+
+    specs = {}
+
+    def call(iterator):
+        if not isinstance(iterator, ShardIterator):
+            return function(iterator)
+        shards = list(itertools.islice(iterator, model.steps_per_execution))
+        if not shards:
+            # As Keras' own function tells the end of a dataset.
+            raise StopIteration
+        if model.run_eagerly:
+            return one_after_the_other(*shards)
+        specs[repr(iterator.spec)] = iterator.spec
+        return traced(len(shards), repr(iterator.spec))(*shards)
+
+    return call
 
 
 def refuse_xla(model):
@@ -92,7 +175,8 @@ def replace_steps(model, backend, number):
             state = layer_state(model) + means_of(model)
             before = [tf.identity(variable.value) for variable in state]
             logs = originals["train_step"](data.data)
-            _exchange_state(state, before, step, backend.collectives)
+            with tf.control_dependencies(_read_after_updates(model)):
+                _exchange_state(state, before, step, backend.collectives)
         return logs
 
     def test_step(data):
@@ -117,6 +201,20 @@ def replace_steps(model, backend, number):
     for function in ("train_function", "test_function", "predict_function"):
         # A function traced before would go on with the steps it was traced with.
         setattr(model, function, None)
+
+
+def _read_after_updates(model):
+    """Returns tensors that exist when the accumulating optimizers of `model` have done their part of a step.
+
+    They exchange in one branch of a conditional, and TensorFlow orders what that does by the variables alone.
+    """
+    optimizers = [getattr(optimizer, "inner_optimizer", optimizer) for optimizer in optimizers_of(model)]
+    accumulators = [
+        next(variable for variable in optimizer._accumulated_gradients if variable is not None)
+        for optimizer in optimizers
+        if optimizer.gradient_accumulation_steps and optimizer.built
+    ]
+    return [tf.identity(variable.value) for variable in accumulators]
 
 
 def _exchange_state(state, before, step, collectives):

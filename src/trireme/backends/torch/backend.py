@@ -83,8 +83,8 @@ class TorchBackend(Backend):
         """Returns the rows that every worker has in `tensor`, in rank order."""
         return gather_rows(tensor, self._host)
 
-    def shard(self, adapter):
-        return shard_adapter(adapter, self)
+    def shard(self, source):
+        return shard_adapter(source, self)
 
     def connect(self, model):
         if syncs_batch_norm(model):
