@@ -140,10 +140,9 @@ def let_an_epoch_end_without_steps(model):
 def build(model, epoch_iterator):
     """Creates what Keras would create in the first step, where it has not yet: only TensorFlow's trainer waits."""
     dataset = getattr(epoch_iterator, "_distributed_dataset", None)
-    if dataset is not None:
-        spec = dataset.element_spec
-        is_sharded = isinstance(epoch_iterator.data_adapter, ShardedAdapter)
-        build_model(model, iter([spec.data if is_sharded else spec]), training=True)
+    # Several workers have built it, by the chief's values, before.
+    if dataset is not None and not isinstance(epoch_iterator.data_adapter, ShardedAdapter):
+        build_model(model, iter([dataset.element_spec]), training=True)
 
 
 def _metric(name, variable, backend, snapshot):
