@@ -13,7 +13,7 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 from trireme.backends import random_state
-from trireme.backends.adapters import choose_source
+from trireme.backends.adapters import choose_source, parts_of
 from trireme.backends.adoption import strategy_of
 from trireme.backends.agreement import compare_sources
 from trireme.backends.gradient_recorder import recording_gradients
@@ -115,7 +115,7 @@ def verify(model, strategy, x, y=None, sample_weight=None, num_steps=3, **option
         first = choose_source(x, y, sample_weight, shuffle=True, **options)
     else:
         # Other inputs may be read once only.
-        first = choose_source(batches[0], shuffle=False)
+        first = choose_source(*parts_of(batches[0]), shuffle=False)
     _build(model, backend, first)
     with _left_as_it_was(model, backend):
         with recording_gradients(model) as recorders:
