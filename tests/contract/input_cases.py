@@ -86,7 +86,7 @@ def py_datasets(strategy, model):
     ):
         # On one device without workers of the dataset's own, which have no order where epochs are shorter.
         dataset = py_dataset(batches, **({} if strategy.num_replicas_in_sync == 1 else options))
-        history = model.fit(dataset, epochs=3, steps_per_epoch=steps, shuffle=False, verbose=0)
+        history = model.fit(dataset, epochs=2, steps_per_epoch=steps, shuffle=False, verbose=0)
         numbers[name] = history.history["loss"]
     return {**numbers, "evaluate": model.evaluate(held_out, verbose=0)}
 
