@@ -70,20 +70,32 @@ BY_HAND = {
 }
 
 
-# What comes before or after the exchange is nothing to the number of replicas.
+# What comes before or after the exchange is nothing to the number of replicas and of processes.
 TWO_REPLICAS_ONLY = {name for name in CASES if name.startswith("optimizer_")} | {
+    "accumulated_and_clipped",
     "accumulated_by_hand",
     "adam_over_an_unknown_length",
     "batch_norm_by_hand",
     "bfloat16_by_hand",
+    "clipnorm",
+    "compiled_outside_of_the_scope",
+    "ema",
     "functional_losses",
+    "global_clipnorm",
     "loaded_weights_and_lora",
     "loop_of_the_users_own",
+    "made_outside_of_the_scope",
+    "metric_of_a_plain_function",
+    "momentum",
     "one_variable_eagerly",
     "overflow_on_one_replica",
+    "run_eagerly",
     "schedule_and_weight_decay",
+    "synchronised_batch_norm_with_masks",
     "task_of_backbone_and_preprocessor",
+    "trained_before_it_was_adopted",
     "two_optimizers_against_each_other",
+    "validation_split",
     "verified",
 }
 
@@ -94,8 +106,8 @@ SAVED_BY = "tensorflow-2"
 def cases_of(way):
     if way.endswith("runtime"):
         return RUNTIME_CASES
-    left_out = TWO_REPLICAS_ONLY if way.endswith("-3") else NOT_TAKEN.get(way, ())
-    return tuple(name for name in CASES if name not in left_out)
+    left_out = TWO_REPLICAS_ONLY if way.endswith(("-3", "-processes")) else set()
+    return tuple(name for name in CASES if name not in left_out.union(NOT_TAKEN.get(way, ())))
 
 
 @once
