@@ -35,7 +35,9 @@ def test_a_run_whose_server_is_killed(tmp_path):
             said += process.stdout
         everything = "".join(said)
         assert process.returncode == 0, everything + at.log("server-0")
-        assert "server 0: Failed" in everything and everything.count("server 0: Running") == 2, everything
+        phases = [pod["status"]["phase"] for pod in at.plane.list("Pod", {"trireme.dev/role": "server"})]
+        # The other is about to end, or has.
+        assert len(phases) == 2 and phases.count("Failed") == 1, phases
         assert "came back from a snapshot" in at.log("server-0")
         result = json.loads((at.claim / "result.json").read_text())
         assert result["rows"] == [320.0] * 4
