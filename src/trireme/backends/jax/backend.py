@@ -11,7 +11,7 @@ import numpy as np
 from trireme.backends.backend import Backend
 from trireme.backends.build import build_model
 from trireme.backends.jax import runtime, train_step
-from trireme.backends.jax.data import shard_adapter
+from trireme.backends.jax.data import CommonBatches, shard_adapter
 from trireme.backends.jax.distribution import Replication
 from trireme.backends.model_state import broadcast_values, variables_of
 from trireme.errors import ConfigurationError, UsageError
@@ -103,7 +103,9 @@ class JaxBackend(Backend):
         return False
 
     def build(self, model, adapter, training=True):
-        build_model(model, adapter.first_batch(), training)
+        # One process that drives all devices reads as Keras does.
+        is_shared = isinstance(adapter, CommonBatches)
+        build_model(model, iter(adapter.first_batch() if is_shared else adapter.get_jax_iterator()), training)
 
     def begin_step(self, model, step):
         if self.cluster.num_workers > 1 and self.board is not None:
