@@ -75,10 +75,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(autouse=True)
-def lean_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def lean_workers(request: pytest.FixtureRequest) -> Iterator[None]:
     folder, *_ = request.path.relative_to(LEAN.parent).parts
-    if folder not in NOT_LEAN:
-        monkeypatch.setenv("PYTHONPATH", str(LEAN), prepend=os.pathsep)
+    # Not the test's own `monkeypatch`, which would then be undone after `no_framework_in_this_process` has looked.
+    with pytest.MonkeyPatch.context() as patch:
+        if folder not in NOT_LEAN:
+            patch.setenv("PYTHONPATH", str(LEAN), prepend=os.pathsep)
+        yield
 
 
 @pytest.fixture(autouse=True)

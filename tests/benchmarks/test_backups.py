@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from benchmarks.report import BEGIN, END, backup_rows, between_marks, soak_rows
+from benchmarks.report import BEGIN, END, backup_rows, between_marks, server_rows, soak_rows
 
 SCRIPT = pathlib.Path(__file__).parents[2] / "benchmarks" / "backups.py"
 
@@ -41,6 +41,7 @@ def test_the_table_of_soaks_has_the_worst_of_all_runs():
         "steps": 1000,
         "backup_every": 10,
         "kills": 50,
+        "kills_before_the_first_step": 3,
         "runs": 2,
         "restarts": 50,
         "lost_steps": {"mean": 7.5, "most": 19},
@@ -50,6 +51,25 @@ def test_the_table_of_soaks_has_the_worst_of_all_runs():
         "largest_difference": [0.0, 1e-7],
     }
     rows = soak_rows([report])
-    assert rows[2] == "| jax | 50 | 2 | 50 | 7.5, 19 | 6.1 s, 9 s | 8.2 s | 1e-07 |"
+    assert rows[2] == "| jax | 50, 3 | 2 | 50 | 7.5, 19 | 6.1 s, 9 s | 8.2 s | 1e-07 |"
     page = between_marks(f"a\n{BEGIN}\nold\n{END}\nb", "\n".join(rows))
     assert "old" not in page and page.startswith("a\n") and page.endswith("\nb")
+
+
+def test_the_table_of_parameter_servers_has_the_median_of_all_rounds():
+    speeds = {"fast alone": 40.0, "slow alone": 10.0, "together": 47.0, "synchronous": 20.0}
+    result = {
+        "date": "2026-01-02",
+        "machine": {"cores": 2, "processor": "a processor", "system": "Linux"},
+        "load_average_before": 0.25,
+        "steps": [
+            {"mlp": {"ratio": ratio, "target": 2.0}, "embedding": {"ratio": 1.5, "target": 2.0}}
+            for ratio in (1.0, 3.0, 2.5)
+        ],
+        "slow": [{"steps_per_s": speeds, "ratio": 0.94, "target": 0.9}],
+    }
+    rows = server_rows(result)
+    assert rows[2].endswith("| **2.50** | 1.00 | 3.00 | 2 ✓ |")
+    assert rows[3].endswith("| **1.50** | 1.50 | 1.50 | 2 ✗ |")
+    assert rows[4].endswith("| **0.94** | 0.94 | 0.94 | 0.9 ✓ |")
+    assert rows[5] == "| the same, synchronously | 0.40 | 0.40 | 0.40 | |"
