@@ -24,7 +24,7 @@ def run_cases(names=None, saved=None):
 
     strategy = trireme.MirroredStrategy()
     results = {"num_replicas": strategy.num_replicas_in_sync}
-    cases = {name: CASES[name] for name in names or CASES}
+    cases = {name: CASES[name] for name in (CASES if names is None else names)}
     if isinstance(saved, str):
         cases[SAVED] = train_and_save
     elif saved is not None:

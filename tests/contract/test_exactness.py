@@ -1,8 +1,14 @@
 """The exactness contract: several replicas give the numbers that one device gives."""
 
+import contextlib
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
+from tests.conftest import processes_of_this_session
 from tests.contract.cases import CASES
 from tests.contract.run_cases import SAVED, run_cases
 from tests.once import once
@@ -99,8 +105,25 @@ TWO_REPLICAS_ONLY = {name for name in CASES if name.startswith("optimizer_")} | 
     "verified",
 }
 
-# Where the model is trained with which training goes on elsewhere.
-SAVED_BY = "tensorflow-2"
+# Most of a start (imports, tracing, compiling) keeps one core busy.
+STARTS_AT_ONCE = 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def starts(request):
+    """Works out ahead of the tests what those that were chosen will ask for, in their order."""
+    chosen = [item.callspec.params for item in request.session.items if item.module is request.module]
+    ways = dict.fromkeys(params["way"] for params in chosen if params.get("way") in WAYS)
+    with ThreadPoolExecutor(STARTS_AT_ONCE) as pool:
+        for way in ways:
+            pool.submit(plain_results, WAYS[way][0])
+            pool.submit(results_of, way)
+        yield
+        pool.shutdown(wait=False, cancel_futures=True)
+        for pid in processes_of_this_session():
+            # After an interrupt nobody wants to wait for these.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
 
 
 def cases_of(way):
@@ -118,7 +141,7 @@ def results_of(way):
         run_cases,
         num_workers,
         cases_of(way),
-        "make" if way == SAVED_BY else saved_model(),
+        saved_model(),
         backend=backend,
         replicas_per_worker=replicas_per_worker,
         env=env,
@@ -126,10 +149,16 @@ def results_of(way):
     )
 
 
+@once
+def trained_and_saved():
+    """What two replicas have trained, by rank, and the file of it, with which training goes on elsewhere."""
+    return [results[SAVED] for results in run_workers(run_cases, 2, (), "make", backend="tensorflow")]
+
+
 def saved_model():
-    """The file of a model that two replicas have trained; None where that failed, which is one test's affair."""
+    """The file of a trained model, as an array of bytes; None where that failed, which is one test's affair."""
     try:
-        saved = results_of(SAVED_BY)[0][SAVED]
+        saved, _ = trained_and_saved()
     except WorkersFailed:
         return None
     return None if isinstance(saved, str) else saved["file"]
@@ -163,7 +192,7 @@ def test_replicas_give_the_numbers_of_one_device(way, name):
 
 @pytest.mark.parametrize("way", [*WAYS, "plain tensorflow", "plain jax", "plain torch"])
 def test_training_goes_on_with_any_number_of_replicas_on_any_backend(way):
-    expected = results_of(SAVED_BY)[0][SAVED]
+    expected, _ = trained_and_saved()
     assert not isinstance(expected, str), f"saving failed:\n{expected}"
     workers = [plain_results(way.removeprefix("plain "))] if way.startswith("plain") else results_of(way)
     for results in workers:
