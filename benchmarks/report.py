@@ -205,10 +205,14 @@ def main() -> None:
     """The command."""
     results, backups, soaks = (_results(name) for name in ("scaling", "backups", "soak"))
     PAGE.write_text(with_results(PAGE.read_text(), results))
-    tables = "\n".join([*backup_rows(backups), "", *soak_rows(soaks), ""])
+    tables = "\n".join(
+        [*(backup_rows(backups) if backups else []), "", *(soak_rows(soaks) if soaks else []), ""]
+    )
     FAULT_PAGE.write_text(between_marks(FAULT_PAGE.read_text(), tables))
-    servers = json.loads((RESULTS / "parameter_server.json").read_text())
-    SERVER_PAGE.write_text(between_marks(SERVER_PAGE.read_text(), "\n".join([*server_rows(servers), ""])))
+    servers = RESULTS / "parameter_server.json"
+    if servers.exists():
+        rows = "\n".join([*server_rows(json.loads(servers.read_text())), ""])
+        SERVER_PAGE.write_text(between_marks(SERVER_PAGE.read_text(), rows))
     for result in results:
         plot(result, PAGE.with_name(f"scaling-{result['backend']}.png"))
 
