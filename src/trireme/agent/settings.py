@@ -14,7 +14,7 @@ from trireme.cluster.addresses import EXPECTED, UNKNOWN, agreed_port, host_of, i
 from trireme.cluster.cluster import RUN_ID
 from trireme.errors import ConfigurationError
 from trireme.launch.job import Job
-from trireme.launch.variables import GENERATION, RENDEZVOUS_TIMEOUT_S, RESTARTED_BY, TOKEN
+from trireme.launch.variables import GENERATION, RENDEZVOUS_TIMEOUT_S, RESTARTED_BY, TOKEN, duration_s
 from trireme.recovery.policy import RestartPolicy
 
 RENDEZVOUS = "TRIREME_RENDEZVOUS"
@@ -184,15 +184,11 @@ def _own_place(places: tuple[str, ...], index: int, environ: Mapping[str, str]) 
 
 
 def _seconds(environ: Mapping[str, str], name: str, default: float, problems: list[str]) -> float:
-    text = environ.get(name, "")
     try:
-        value = float(text) if text else default
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        problems.append(f"{name} is {text!r}: expected seconds, more than 0")
+        return duration_s(environ, name, default)
+    except ConfigurationError as error:
+        problems.append(str(error))
         return default
-    return value
 
 
 def _count(environ: Mapping[str, str], name: str, problems: list[str]) -> int:

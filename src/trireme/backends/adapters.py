@@ -6,7 +6,6 @@ the adapter differ from worker to worker.
 """
 
 import dataclasses
-import itertools
 import warnings
 
 import numpy as np
@@ -159,7 +158,7 @@ def first_batch_of(adapter):
     """
     if not isinstance(adapter, PyDatasetAdapter) or adapter.enqueuer is None:
         return None
-    return itertools.islice((adapter._standardize_batch(adapter.py_dataset[0]) for _ in range(1)), 1)
+    return (adapter._standardize_batch(adapter.py_dataset[0]) for _ in range(1))
 
 
 def array_inputs(adapter, target_backend):

@@ -18,7 +18,7 @@ from keras.src import tree
 
 from trireme.errors import InputsDiffer, UnsupportedInput
 
-_NUM_SAMPLED = 1 << 14
+NUM_SAMPLED = 1 << 14
 _FIRST_COMPARED = 3
 _THEN_EVERY = 16
 _END = -1
@@ -231,7 +231,7 @@ def _some_rows(array):
         return array
     num_rows = int(array.shape[0])
     num_entries = int(np.prod([size or 1 for size in array.shape[1:]], dtype=np.int64))
-    wanted = max(_NUM_SAMPLED // max(num_entries, 1), 8)
+    wanted = max(NUM_SAMPLED // max(num_entries, 1), 8)
     step = max(num_rows // wanted, 1)
     return array.iloc[::step] if hasattr(array, "iloc") else array[::step]
 
@@ -262,7 +262,7 @@ def _bytes_of_tensor(tensor):
     import torch
 
     flat = tensor.reshape(-1)
-    flat = flat[:: max(len(flat) // _NUM_SAMPLED, 1)].contiguous()
+    flat = flat[:: max(len(flat) // NUM_SAMPLED, 1)].contiguous()
     return flat.view(torch.uint8).cpu().numpy() if len(flat) else np.zeros(0, np.uint8)
 
 
@@ -271,7 +271,7 @@ def checksum(arrays):
     value = 0
     for array in arrays:
         flat = array.reshape(-1)
-        flat = np.ascontiguousarray(flat[:: max(len(flat) // _NUM_SAMPLED, 1)])
+        flat = np.ascontiguousarray(flat[:: max(len(flat) // NUM_SAMPLED, 1)])
         as_bytes = repr(flat.tolist()).encode() if flat.dtype.hasobject else flat.view(np.uint8)
         value = zlib.crc32(as_bytes, value)
     return value + 1

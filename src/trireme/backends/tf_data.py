@@ -3,7 +3,7 @@
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import distribute
 
-from trireme.backends.agreement import warn_of_files
+from trireme.backends.agreement import NUM_SAMPLED, warn_of_files
 from trireme.data import local_rows
 from trireme.errors import UnsupportedInput
 
@@ -95,7 +95,7 @@ def _checksum(tensors):
 
 def _some(tensor):
     flat = tf.reshape(tensor, [-1])
-    return flat[:: tf.maximum(tf.size(flat) // (1 << 14), 1)]
+    return flat[:: tf.maximum(tf.size(flat) // NUM_SAMPLED, 1)]
 
 
 def rows_of_sparse(leaf, start, stop):
