@@ -66,7 +66,6 @@ class Server:
         self.num_refused_letters = 0
         self._addresses: OrderedDict[Sender, Any] = OrderedDict()
         self._outgoing: list[Letter] = []
-        self._values: dict[str, NDArray] = {}
         self._is_over = False
         if self.saver:
             self.saver.restore(self.state, self.updater)
@@ -119,7 +118,6 @@ class Server:
             case SendValues(to, number, version, slices, rows):
                 self._send(to, number, Values(version, self._read(slices, rows)))
             case Apply(gradients):
-                self._values.clear()
                 self.updater.apply(gradients)
             case CreateSlices(create):
                 self._create(create)
@@ -140,11 +138,8 @@ class Server:
             self._outgoing.append((peer, encode_answer(Answer(number, body))))
 
     def _read(self, slices: tuple[str, ...], rows: Mapping[str, NDArray]) -> dict[str, NDArray]:
-        """Values in the state of this moment; workers that pull the same version share one copy."""
-        for name in slices:
-            if name not in self._values:
-                self._values[name] = self.updater.read(name, None)
-        whole = {name: self._values[name] for name in slices}
+        """Values in the state of this moment."""
+        whole = {name: self.updater.read(name, None) for name in slices}
         return whole | {name: self.updater.read(name, wanted) for name, wanted in rows.items()}
 
     def _create(self, create: Create) -> None:
@@ -156,8 +151,6 @@ class Server:
             self.updater.create(piece, None if value is None else np.array(value))
 
     def _configure(self, settings: Mapping[str, Any]) -> None:
-        # Settings may change values: an optimizer's averages may take their place.
-        self._values.clear()
         self.updater.configure(settings)
         if self.saver:
             self.saver.settings |= settings

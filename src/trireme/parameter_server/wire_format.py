@@ -36,6 +36,7 @@ _MAGIC = b"TRPS"
 _PREFIX = struct.Struct("!4sH")
 _MAX_DIMENSIONS = 16
 _ALIGNMENT = 16
+_NUMBER_ALIGNMENT = 8
 _PARTS = ("dense", "rows", "values")
 
 Frame: TypeAlias = "bytes | memoryview"
@@ -191,8 +192,8 @@ def _take(frames: Sequence[Frame], position: int, nbytes: int) -> NDArray:
         raise ProtocolError(f"{nbytes} bytes of arrays are announced, but {found} arrived")
     if len(own) == 1:
         content = np.frombuffer(own[0], np.uint8)
-        # Small frames share the receive buffer at any offset, where arithmetic would be slow.
-        is_aligned = content.__array_interface__["data"][0] % _ALIGNMENT == 0
+        # Small frames share the receive buffer at any offset, where arithmetic would be slow. No number needs more.
+        is_aligned = content.__array_interface__["data"][0] % _NUMBER_ALIGNMENT == 0
         return content if is_aligned else content.copy()
     joined = np.empty(nbytes, np.uint8)
     at = 0

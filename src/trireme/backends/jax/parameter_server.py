@@ -83,7 +83,11 @@ def compile_update(optimizer, variables):
     names = [id(variable) for variable in variables]
     if names != [id(variable) for variable in optimizer._trainable_variables]:
         # JAX has a gradient for every variable, so this is rare.
-        return lambda gradients: optimizer.apply(list(map(jax.numpy.asarray, gradients)), variables)
+        def update(gradients):
+            optimizer.apply(list(map(jax.numpy.asarray, gradients)), variables)
+            return [np.asarray(variable.value) for variable in variables]
+
+        return update
     step = jax.jit(optimizer.stateless_apply)
 
     def update(gradients):
@@ -92,6 +96,7 @@ def compile_update(optimizer, variables):
         )
         for variable, value in zip([*variables, *optimizer.variables], [*values, *state], strict=True):
             variable.assign(value)
+        return list(map(np.asarray, values))
 
     return update
 

@@ -12,7 +12,8 @@ def backend_side(name):
       flow;
     - `batches(adapter)` returns the batches of a `RangedArrays` as Keras' trainer iterates over them;
     - `compile_update(optimizer, variables)` returns, for a server, a function that takes a list of arrays, the
-      gradients of these variables, and makes the optimizer's step;
+      gradients of these variables, makes the optimizer's step and returns the new values as arrays, which later steps
+      leave as they are;
     - `values_in_steps(model, variables)` returns the values that the last step left in variables, as arrays.
     """
     return importlib.import_module(f"trireme.backends.{name}.parameter_server")

@@ -28,11 +28,15 @@ class KerasUpdater:
         self._tables = {}
         self._optimizer = None
         self._updates = {}
+        # Values of variables as arrays, until something may have changed them.
+        self._newest = {}
         self._num_finalized = 0
         self._side = backend_side(keras.backend.backend())
 
     def configure(self, settings):
         self._settings = self._settings | settings
+        # An optimizer's averages may take the place of values.
+        self._newest = {}
         if self._optimizer is not None:
             if "learning_rate" in settings:
                 self._optimizer.learning_rate = settings["learning_rate"]
@@ -50,20 +54,25 @@ class KerasUpdater:
 
     def apply(self, gradients):
         self._build()
-        step = int(self._optimizer._iterations)
+        self._newest = {}
+        if touched := [name for name in self._tables if name in gradients]:
+            step = int(self._optimizer._iterations)
+            for name in touched:
+                self._tables[name].apply(gradients[name], step, self._settings.get("learning_rate"))
         named = {name: gradient for name, gradient in gradients.items() if name in self._variables}
         if named:
-            self._update(tuple(named))([self._dense(name, gradient) for name, gradient in named.items()])
-        for name, table in self._tables.items():
-            if name in gradients:
-                table.apply(gradients[name], step, self._settings.get("learning_rate"))
-        # An optimizer that was given nothing would not count the step.
-        self._optimizer._iterations.assign(step + 1)
+            values = self._update(tuple(named))([self._dense(name, grad) for name, grad in named.items()])
+            self._newest = dict(zip(named, values, strict=True))
+        else:
+            # An optimizer that was given nothing does not count the step.
+            self._optimizer._iterations.assign_add(1)
 
     def read(self, name, rows):
         if name in self._tables:
             return self._tables[name].read(rows)
-        value = np.array(keras.ops.convert_to_numpy(self._variables[name]))
+        if name not in self._newest:
+            self._newest[name] = _host(self._variables[name])
+        value = self._newest[name]
         return value if rows is None else value[rows]
 
     def optimizer_state(self):

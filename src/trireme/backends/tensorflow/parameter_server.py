@@ -71,9 +71,18 @@ def look_up(strategy, layer, ids, anchor):
 
 def batches(adapter):
     """See `backend_side`. Nothing is read ahead: asking for the rows after a range says that the range is done."""
-    numbers = tf.data.Dataset.from_generator(
-        adapter.row_numbers, output_signature=tf.TensorSpec([None], tf.int64)
+    iterators = {}
+
+    def next_numbers(step):
+        if step == 0:
+            iterators["newest"] = adapter.row_numbers()
+        return next(iterators["newest"], np.empty(0, np.int64))
+
+    # A generator's dataset would call Python three times for a batch, and changes how the process frees memory.
+    numbers = tf.data.Dataset.counter().map(
+        lambda step: tf.ensure_shape(tf.numpy_function(next_numbers, [step], tf.int64), [None])
     )
+    numbers = numbers.take_while(lambda numbers: tf.size(numbers) > 0)
     inputs = tf.data.Dataset.from_tensors(adapter.inputs).repeat()
     rows = tf.data.Dataset.zip((numbers, inputs))
     rows = rows.map(
@@ -88,8 +97,15 @@ def batches(adapter):
 
 def compile_update(optimizer, variables):
     """See `backend_side`."""
-    update = tf.function(lambda *gradients: optimizer.apply(list(gradients), variables), autograph=False)
-    return lambda gradients: update(*map(tf.convert_to_tensor, gradients))
+
+    @tf.function(input_signature=[tf.TensorSpec(v.shape, v.dtype) for v in variables], autograph=False)
+    def update(*gradients):
+        optimizer.apply(list(gradients), variables)
+        return [variable.value.read_value() for variable in variables]
+
+    # Choosing among traces takes as long as a small step.
+    call = update.get_concrete_function()
+    return lambda gradients: [value.numpy() for value in call(*map(tf.convert_to_tensor, gradients))]
 
 
 def values_in_steps(model, variables):

@@ -62,10 +62,14 @@ def batches(adapter):
 
 def compile_update(optimizer, variables):
     """See `backend_side`."""
-    # What arrived cannot be written to, which PyTorch does not know of memory.
-    return lambda gradients: optimizer.apply(
-        [ops.convert_to_tensor(np.array(g)) for g in gradients], variables
-    )
+
+    def update(gradients):
+        # What arrived cannot be written to, which PyTorch does not know of memory.
+        optimizer.apply([ops.convert_to_tensor(np.array(g)) for g in gradients], variables)
+        # The next step writes to the memory of this one's values.
+        return [np.array(ops.convert_to_numpy(variable)) for variable in variables]
+
+    return update
 
 
 def values_in_steps(model, variables):
