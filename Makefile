@@ -31,8 +31,9 @@ $(INSTALLED): pyproject.toml
 	$(VENV)/bin/python -m pip install --quiet --editable '.[test]'
 	@touch $@
 
+# Each test file runs in one of two processes: much of a test is the start of workers, which keeps one core busy.
 test: lint
-	$(VENV)/bin/python -m pytest $(PYTEST_ARGUMENTS)
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGUMENTS)
 
 # Without root, or a system that has such packages, there is nothing to try: it says so and fails.
 test-system: $(INSTALLED)

@@ -6,12 +6,14 @@ Three questions, each answered by ratios within one run:
   Keras (`make benchmark-parameter-server` installs tf_keras), two workers and one server each, on an MLP and on an
   embedding model;
 - slow: with one of two workers slowed four times, updates per second against the sum of what each worker does alone. A
-  worker's speed is made by a pause in each step, so that the workers do not compete for cores;
+  worker's speed is made by a pause in each step, so that the workers do not compete for cores. Synchronously each
+  worker has half of the rows of a step, so half of the pause;
 - loss: validation loss after equal wall time with that slow worker, synchronous and asynchronous, as a plot.
 
     python benchmarks/parameter_server.py [--quick] [--only steps slow loss] [--rounds 3]
 
-Writes benchmarks/results/parameter_server.json and, for `loss`, docs/parameter_server.png. For a quiet machine.
+Writes benchmarks/results/parameter_server.json, where what `--only` leaves out stays as it was, and for `loss`
+docs/parameter_server.png. For a quiet machine.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PLOT = ROOT / "docs" / "parameter_server.png"
 PAUSE_S, SLOWER = 0.02, 4
+# Of each worker, in units of PAUSE_S per step of a whole batch.
+PAUSES = [1, SLOWER]
 NUM_WORDS = 500_000
 DEADLINE_S = 600.0
 
@@ -241,9 +245,9 @@ def measure_slow(is_quick: bool) -> dict[str, Any]:
     }
     speeds = {
         name: options["num_steps"] / _steady_s(run_trireme(len(pauses), pauses=pauses, **options))
-        for name, pauses in {"fast alone": [1], "slow alone": [SLOWER], "together": [1, SLOWER]}.items()
+        for name, pauses in {"fast alone": [1], "slow alone": [SLOWER], "together": PAUSES}.items()
     }
-    synchronous = run_trireme(2, strategy="MirroredStrategy", pauses=[1, SLOWER], **options)
+    synchronous = run_trireme(2, strategy="MirroredStrategy", pauses=_halves(PAUSES), **options)
     speeds["synchronous"] = options["num_steps"] / _steady_s(synchronous)
     ratio = speeds["together"] / (speeds["fast alone"] + speeds["slow alone"])
     return {"steps_per_s": speeds, "ratio": ratio, "target": 0.9}
@@ -253,13 +257,11 @@ def measure_loss(is_quick: bool) -> dict[str, Any]:
     """Validation loss over time with a slow worker."""
     options = {"model": "mlp", "batch": 64, "num_steps": 60 if is_quick else 200, "validates": True}
     curves = {}
-    for name, strategy, epochs in (
-        ("asynchronous", "ParameterServerStrategy", 10),
-        ("synchronous", "MirroredStrategy", 4),
+    for name, strategy, epochs, pauses in (
+        ("asynchronous", "ParameterServerStrategy", 10, PAUSES),
+        ("synchronous", "MirroredStrategy", 5, _halves(PAUSES)),
     ):
-        result = run_trireme(
-            2, strategy=strategy, pauses=[1, SLOWER], epochs=2 if is_quick else epochs, **options
-        )
+        result = run_trireme(2, strategy=strategy, pauses=pauses, epochs=2 if is_quick else epochs, **options)
         curves[name] = {"s": np.cumsum(result["epochs_s"]).tolist(), "val_loss": result["losses"]}
     return curves
 
@@ -279,6 +281,10 @@ def plot(rounds: list[dict[str, Any]]) -> None:
     axes.set(xlabel="seconds", ylabel="validation loss", title="two workers, one of them four times slower")
     axes.legend()
     figure.savefig(PLOT, dpi=100, bbox_inches="tight")
+
+
+def _halves(pauses: list[int]) -> list[float]:
+    return [pause / 2 for pause in pauses]
 
 
 def _steady_s(result: dict[str, Any]) -> float:
@@ -317,13 +323,15 @@ def main() -> None:
         rounds = range(1 if arguments.quick else arguments.rounds)
         before = {"date": datetime.date.today().isoformat(), "load_average_before": os.getloadavg()[0]}
         results = {name: [measures[name](arguments.quick) for _ in rounds] for name in arguments.only}
-        text = json.dumps({**before, "machine": machine(), **results}, indent=1) + "\n"
-        print(text, end="")
+        report = {**before, "machine": machine(), **results}
+        print(json.dumps(report, indent=1))
         if not arguments.quick:
             if "loss" in results:
                 plot(results["loss"])
             RESULTS.mkdir(exist_ok=True)
-            (RESULTS / "parameter_server.json").write_text(text)
+            path = RESULTS / "parameter_server.json"
+            kept = json.loads(path.read_text()) if path.exists() else {}
+            path.write_text(json.dumps(kept | report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

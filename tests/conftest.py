@@ -55,7 +55,9 @@ def pytest_configure(config: pytest.Config) -> None:
             del os.environ[name]
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
     os.environ["GLOG_minloglevel"] = "2"
-    os.environ[MARK] = uuid.uuid4().hex
+    worker = getattr(config, "workerinput", {}).get("workerid")
+    # Of several pytest processes that share the tests, each has a mark within that of the first.
+    os.environ[MARK] = f"{os.environ[MARK]}/{worker}" if worker else uuid.uuid4().hex
     # A developer's ~/.keras/keras.json may name another backend or float type.
     config.keras_home = tempfile.TemporaryDirectory(prefix="trireme-keras-home-")
     os.environ["KERAS_HOME"] = config.keras_home.name
@@ -92,7 +94,11 @@ def no_framework_in_this_process() -> Iterator[None]:
     assert not imported, f"this test imported {', '.join(imported)} into the pytest process; use run_workers"
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput"):
+        # The first pytest process looks when all others have ended.
+        return
     left = processes_of_this_session()
     if left:
         for pid, command in left.items():
@@ -115,6 +121,7 @@ def processes_of_this_session() -> dict[int, str]:
         except OSError:
             continue
         # The resource tracker of multiprocessing is pytest's own helper and ends with it.
-        if mark in environ.split(b"\0") and b"multiprocessing.resource_tracker" not in command:
+        is_marked = any(entry == mark or entry.startswith(mark + b"/") for entry in environ.split(b"\0"))
+        if is_marked and b"multiprocessing.resource_tracker" not in command:
             left[int(folder.name)] = command.replace(b"\0", b" ").decode(errors="replace")
     return left

@@ -60,7 +60,7 @@ def of_one_worker(backend):
 @once
 def of_two_workers(backend):
     of_one_worker(backend)
-    return run(trainings.of_two_workers, 2, backend, KINDS_OF_TWO, folder(backend), SEED)
+    return run(trainings.of_two_workers, 2, backend, KINDS_OF_TWO, folder(backend))
 
 
 @once

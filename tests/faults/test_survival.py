@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from tests.faults.test_resume import BACKENDS, SEED, differences, of_two_workers
+from tests.faults import trainings
+from tests.faults.test_resume import BACKENDS, SEED, differences, run
 
 SURVIVOR = pathlib.Path(__file__).with_name("survivor.py")
 DEADLINE_S = 280
@@ -99,5 +100,5 @@ def test_it_survives(start, tmp_path, backend):
     _, said = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, said
     assert f"after {step} steps" in said
-    undisturbed = of_two_workers(backend)[0]["survivor"]
+    undisturbed = run(trainings.undisturbed_survivor, 2, backend, SEED)[0]
     assert not differences(undisturbed, json.loads((tmp_path / "result.json").read_text()), 1e-6)

@@ -369,9 +369,8 @@ def undisturbed_survivor(seed):
         return survivor.train()
 
 
-def of_two_workers(interruptions_of, folder, seed):
-    found = {"survivor": undisturbed_survivor(seed)}
-    found["more workers"] = train_without_chance(f"{folder}/by-one")
+def of_two_workers(interruptions_of, folder):
+    found = {"more workers": train_without_chance(f"{folder}/by-one")}
     train_without_chance(f"{folder}/by-two", interrupt_after=6)
     found["resumed"] = undisturbed_and_resumed(interruptions_of)
     return found
