@@ -64,6 +64,7 @@ benchmark: $(INSTALLED)
 benchmark-parameter-server: $(INSTALLED)
 	$(VENV)/bin/python -m pip install --quiet --no-deps tf_keras
 	$(VENV)/bin/python benchmarks/parameter_server.py
+	$(VENV)/bin/python benchmarks/parameter_server_transport.py --output benchmarks/results/parameter_server_transport.json
 
 benchmark-report: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/report.py

@@ -5,7 +5,7 @@ loopback device can do), and as `push` and `pull` of a `Client` against a server
 arithmetic of SGD, encrypted (CURVE), and over the Unix socket that workers of the same machine use. Prints JSON;
 each `ratio` is bytes per second over those of the plain TCP connection.
 
-    python benchmarks/parameter_server_transport.py [--mebibytes 64] [--repeats 8]
+    python benchmarks/parameter_server_transport.py [--mebibytes 64] [--repeats 8] [--output FILE]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import pathlib
 import platform
 import socket
 import statistics
@@ -209,8 +210,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--mebibytes", type=int, default=64, help="bytes of gradients per step (default 64)")
     parser.add_argument("--repeats", type=int, default=8, help="timed rounds; the median counts (default 8)")
+    parser.add_argument("--output", type=pathlib.Path, help="where to write the report, besides printing it")
     arguments = parser.parse_args()
-    print(json.dumps(measure(arguments.mebibytes, arguments.repeats), indent=2))
+    text = json.dumps(measure(arguments.mebibytes, arguments.repeats), indent=1) + "\n"
+    print(text, end="")
+    if arguments.output:
+        arguments.output.write_text(text)
 
 
 if __name__ == "__main__":

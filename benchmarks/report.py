@@ -17,6 +17,7 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results"
 FAULT_PAGE = ROOT / "docs" / "fault_tolerance.md"
 SERVER_PAGE = ROOT / "docs" / "parameter_server.md"
+TRANSPORT_TARGET = 0.5
 BEGIN, END = "<!-- results begin: written by `make benchmark-report` -->", "<!-- results end -->"
 
 _COLOURS = {True: "tab:green", False: "tab:red", None: "tab:gray"}
@@ -154,6 +155,29 @@ def server_rows(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def transport_rows(result: Mapping[str, Any]) -> list[str]:
+    """Returns the table of how fast gradients and weights move."""
+    ways = {
+        "workers of the same machine (Unix socket)": "ratio_same_machine",
+        "workers elsewhere, without encryption": "ratio",
+        "the same, with the arithmetic of SGD": "ratio_with_sgd",
+        "workers elsewhere, encrypted": "ratio_encrypted",
+    }
+    lines = [
+        "| bytes per second of a push and a pull, divided by those of a TCP copy | ratio | at least |",
+        "|---|---|---|",
+    ]
+    for way, name in ways.items():
+        mark = "✓" if result[name] >= TRANSPORT_TARGET else "✗"
+        lines.append(f"| {way} | **{result[name]:.2f}** | {TRANSPORT_TARGET:g} {mark} |")
+    size = result["bytes_each_way"] >> 20
+    return [
+        *lines,
+        "",
+        f"{size} MiB each way in {result['num_variables']} variables, all on the loopback device.",
+    ]
+
+
 def with_results(page: str, results: list[Mapping[str, Any]]) -> str:
     """Returns the page with everything between its marks replaced."""
     return between_marks(page, "\n".join(section(result) for result in results))
@@ -212,6 +236,9 @@ def main() -> None:
     servers = RESULTS / "parameter_server.json"
     if servers.exists():
         rows = "\n".join([*server_rows(json.loads(servers.read_text())), ""])
+        transport = RESULTS / "parameter_server_transport.json"
+        if transport.exists():
+            rows += "\n".join(["", *transport_rows(json.loads(transport.read_text())), ""])
         SERVER_PAGE.write_text(between_marks(SERVER_PAGE.read_text(), rows))
     for result in results:
         plot(result, PAGE.with_name(f"scaling-{result['backend']}.png"))

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from benchmarks.report import BEGIN, END, backup_rows, between_marks, server_rows, soak_rows
+from benchmarks.report import BEGIN, END, backup_rows, between_marks, server_rows, soak_rows, transport_rows
 
 SCRIPT = pathlib.Path(__file__).parents[2] / "benchmarks" / "backups.py"
 
@@ -73,3 +73,22 @@ def test_the_table_of_parameter_servers_has_the_median_of_all_rounds():
     assert rows[3].endswith("| **1.50** | 1.50 | 1.50 | 2 ✗ |")
     assert rows[4].endswith("| **0.94** | 0.94 | 0.94 | 0.9 ✓ |")
     assert rows[5] == "| the same, synchronously | 0.40 | 0.40 | 0.40 | |"
+
+
+def test_the_table_of_the_transport_marks_what_is_too_slow():
+    result = {
+        "bytes_each_way": 64 << 20,
+        "num_variables": 30,
+        "ratio": 0.61,
+        "ratio_with_sgd": 0.5,
+        "ratio_encrypted": 0.2,
+        "ratio_same_machine": 0.9,
+    }
+    rows = transport_rows(result)
+    assert [row.split("|")[2:4] for row in rows[2:6]] == [
+        [" **0.90** ", " 0.5 ✓ "],
+        [" **0.61** ", " 0.5 ✓ "],
+        [" **0.50** ", " 0.5 ✓ "],
+        [" **0.20** ", " 0.5 ✗ "],
+    ]
+    assert rows[-1].startswith("64 MiB each way in 30 variables")
