@@ -1,5 +1,8 @@
 """`tf.data` pipelines on several workers, whichever backend trains on them."""
 
+import sys
+import threading
+
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import distribute
 
@@ -8,6 +11,42 @@ from trireme.data import local_rows
 from trireme.errors import UnsupportedInput
 
 _FILE = tf.data.experimental.AutoShardPolicy.FILE
+
+
+class EndsAside(tf.data.Dataset):
+    """A pipeline whose iterators end on a thread of their own.
+
+    The end of an iterator waits for the thread that tunes it. That thread sleeps longer and longer, up to a minute,
+    and when it is told to end it may look before the end can be seen, and sleep again: `CancellationManager` calls
+    those who wait first, and says that it is cancelled afterwards. One worker would wait for that between two epochs,
+    and all others for it.
+    """
+
+    def __init__(self, dataset):
+        self._dataset = dataset
+        super().__init__(dataset._variant_tensor)
+
+    @property
+    def element_spec(self):
+        return self._dataset.element_spec
+
+    def _inputs(self):
+        return [self._dataset]
+
+    def __iter__(self):
+        iterator = super().__iter__()
+        # Set last, so that it is let go of last: then nothing else holds the iterator's resource.
+        iterator._end = _EndAside(iterator._iterator_resource)
+        return iterator
+
+
+class _EndAside:
+    def __init__(self, resource):
+        self._resources = [resource]
+
+    def __del__(self):
+        if not sys.is_finalizing():
+            threading.Thread(target=self._resources.clear, name="end of an iterator", daemon=True).start()
 
 
 def in_one_order(dataset, name):
@@ -19,7 +58,7 @@ def in_one_order(dataset, name):
     _check_batched(dataset, name)
     options = tf.data.Options()
     options.deterministic = True
-    return dataset.with_options(options)
+    return EndsAside(dataset.with_options(options))
 
 
 def own_files(dataset, name, cluster):
@@ -41,7 +80,7 @@ def own_files(dataset, name, cluster):
     except tf.errors.OpError as error:
         warn_of_files(name, f"TensorFlow says: {error.message.splitlines()[0]}")
         return None
-    return own.rebatch(local_rows(batch_size, cluster.rank, cluster.num_workers))
+    return EndsAside(own.rebatch(local_rows(batch_size, cluster.rank, cluster.num_workers)))
 
 
 def _check_batched(dataset, name):

@@ -46,7 +46,7 @@ class ShardedArrays(ShardedAdapter):
         options = tf.data.Options()
         # The inputs are one large constant: optimising the graph would copy it.
         options.experimental_optimization.apply_default_optimizations = False
-        return rows.with_options(options).prefetch(tf.data.AUTOTUNE)
+        return tf_data.EndsAside(rows.with_options(options).prefetch(tf.data.AUTOTUNE))
 
     def specs(self):
         """Returns the structure of specs of what a step gets, to build a model by."""
@@ -158,7 +158,7 @@ def _reads_ahead(adapter):
 
 class _Iterable:
     def __init__(self, dataset, shards_of, spec):
-        self._dataset = dataset
+        self._dataset = tf_data.EndsAside(dataset)
         self._shards_of = shards_of
         self._spec = spec
 
