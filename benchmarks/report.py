@@ -214,7 +214,7 @@ def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
     ]
     axes.set_yticks(range(len(figures)), labels)
     axes.set_xlabel(
-        "ratio of rows per second: median, smallest and largest round; | what it should be at least"
+        "rows per second, ratio: median, smallest and largest round; | at least"
     )
     axes.set_title(result["backend"])
     chart.savefig(path, dpi=110)
