@@ -94,7 +94,7 @@ def soak_rows(reports: list[Mapping[str, Any]]) -> list[str]:
         ),
         "",
         *(
-            f"{report['backend']}: {report['date'][:10]}, {report['replicas']} replicas on "
+            f"- {report['backend']}: {report['date'][:10]}, {report['replicas']} replicas on "
             f"{report['machine']['cores']} cores, runs of {report['steps']} steps, a backup every "
             f"{report['backup_every']}; undisturbed {report['undisturbed_s']:g} s; load average at the end "
             f"{report['machine']['load_average_after'][0]:.1f}."
@@ -213,9 +213,7 @@ def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
         for entry in figures
     ]
     axes.set_yticks(range(len(figures)), labels)
-    axes.set_xlabel(
-        "rows per second, ratio: median, smallest and largest round; | at least"
-    )
+    axes.set_xlabel("rows per second, ratio: median, smallest and largest round; | at least")
     axes.set_title(result["backend"])
     chart.savefig(path, dpi=110)
     pyplot.close(chart)
