@@ -45,15 +45,17 @@ def test_a_process_left_behind_fails_the_session(guarded, tmp_path):
     result = run(
         guarded,
         f"""
-        import pathlib, subprocess
+        import subprocess, sys
         def test():
-            shell = "sleep 60 & echo $! > {pid_file}"   # the parent is gone, the grandchild is not
-            subprocess.run(["sh", "-c", shell], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            # The parent is gone, the grandchild is not. Popen returns after exec, so that its command line is its own.
+            parent = "import subprocess; print(subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL).pid)"
+            with open({str(pid_file)!r}, "w") as output:
+                subprocess.run([sys.executable, "-c", parent], stdout=output, stderr=subprocess.DEVNULL, check=True)
         """,
     )
-    pid = int(pid_file.read_text())  # of a fork, which has the command line of its shell until it is `sleep`
+    pid = int(pid_file.read_text())
     subprocess.run(["kill", str(pid)], check=True)
-    result.stderr.fnmatch_lines([f"still running after the last test: {pid} *sleep 60*"])
+    result.stderr.fnmatch_lines([f"still running after the last test: {pid} sleep 60*"])
     result.assert_outcomes(passed=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 

@@ -36,11 +36,11 @@ class EndsAside(tf.data.Dataset):
     def __iter__(self):
         iterator = super().__iter__()
         # Set last, so that it is let go of last: then nothing else holds the iterator's resource.
-        iterator._end = _EndAside(iterator._iterator_resource)
+        iterator._last_reference = _LastReference(iterator._iterator_resource)
         return iterator
 
 
-class _EndAside:
+class _LastReference:
     def __init__(self, resource):
         self._resources = [resource]
 
