@@ -24,6 +24,9 @@ class SgdUpdater:
             value = np.full(piece.shape, piece.initializer["constant"], piece.dtype)
         self.values[piece.name] = value
 
+    def assign(self, name: str, value: np.ndarray) -> None:
+        self.values[name] = value
+
     def apply(self, gradients: Mapping[str, Gradient]) -> None:
         self.num_steps += 1
         for name, gradient in gradients.items():

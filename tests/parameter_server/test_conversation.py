@@ -89,6 +89,27 @@ def test_new_settings_reach_all_servers(network):
     assert {updater.learning_rate for updater in network.updaters.values()} == {0.125}
 
 
+def test_other_values_reach_all_servers_and_are_no_update(network):
+    start(network)
+    (client,) = connected(network)
+    client.push(GRADIENTS)
+    client.pull()
+    client.assign({"w": np.arange(8, dtype=np.float64).reshape(4, 2)})
+    weights = client.pull()
+    assert weights["w"].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert weights["w"].dtype == np.float32
+    assert weights["b"] == -0.5
+    assert client.num_updates == 1
+
+
+@pytest.mark.parametrize("values", [{"w": np.zeros(4, np.float32)}, {"b": np.zeros(1, np.float32)}])
+def test_other_values_of_another_shape_are_an_error(network, values):
+    start(network)
+    (client,) = connected(network)
+    with pytest.raises(UsageError, match="needs a value of shape"):
+        client.assign(values)
+
+
 def test_lock_step_over_two_servers(network):
     start(network, num_workers=3, max_staleness=0)
     clients = connected(network, 3)
@@ -226,6 +247,23 @@ def test_a_killed_server_comes_back_and_the_loss_is_reported(network, tmp_path, 
     assert network.updaters[1].learning_rate == 0.5
     client.finish()
     assert not any(server.turn(0.0) for server in network.servers.values())
+
+
+def test_what_the_chief_has_set_outlives_a_server(network, tmp_path):
+    """Although no update tells the server that there is something new to save."""
+    start(network, savers=[Saver(tmp_path, "run", index, clock=network.clock) for index in range(2)])
+    (client,) = connected(network)
+    client.push(GRADIENTS)
+    client.take_snapshot()
+    client.assign({"w": np.full((4, 2), 3, np.float32), "b": np.float32(4).reshape(())})
+    client.configure({"learning_rate": 0.125})
+    for index in range(2):
+        network.kill_server(index)
+        network.start_server(index, rules(index), Saver(tmp_path, "run", index, clock=network.clock))
+    client.push(GRADIENTS)
+    weights = client.pull()
+    assert (weights["w"] == 3 - 0.125).all()
+    assert weights["b"] == 4 - 0.125
 
 
 def test_a_welcome_of_a_server_that_came_back_unnoticed(network):

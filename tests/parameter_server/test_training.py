@@ -14,6 +14,8 @@ BACKENDS = ("tensorflow", "jax", "torch")
 # The optimizers run on the servers by the same code on every backend; what differs is how a step exchanges.
 ON_ALL_BACKENDS = (
     "validated_evaluated_and_predicted",
+    "one_call_after_the_other",
+    "callbacks_that_change_the_model",
     "adam_on_two_servers",
     "learning_rate_set_by_a_callback",
     "embedding_by_rows",
@@ -24,7 +26,12 @@ ON_ALL_BACKENDS = (
 # It has most to compile: PyTorch, which does not, takes a tenth of the time of the others.
 ON_TORCH = ("steps_of_the_servers",)
 LOCK_STEP = [name for name, function in CASES.items() if not inspect.isfunction(function)]
-LOCK_STEP += ["learning_rate_set_by_a_callback", "validated_evaluated_and_predicted"]
+LOCK_STEP += [
+    "learning_rate_set_by_a_callback",
+    "validated_evaluated_and_predicted",
+    "one_call_after_the_other",
+    "callbacks_that_change_the_model",
+]
 
 backends = pytest.mark.parametrize("backend", BACKENDS)
 

@@ -158,6 +158,72 @@ def validated_evaluated_and_predicted(make_strategy):
     return both(train, make_strategy, max_staleness=0)
 
 
+@case
+def one_call_after_the_other(make_strategy):
+    """Between calls the script changes rows, weights and the learning rate."""
+
+    def train(scope):
+        x, y = rows(61)
+        model = mlp(scope, _optimizer("SGD", learning_rate=0.05))
+        data = {"validation_data": (x, y), "validation_batch_size": 8, "validation_steps": 3}
+        fit = functools.partial(model.fit, x, y, batch_size=16, epochs=2, verbose=0, shuffle=False, **data)
+
+        def evaluate(num_rows, **options):
+            return model.evaluate(x[:num_rows], y[:num_rows], batch_size=8, verbose=0, **options)
+
+        numbers = {"evaluated before": evaluate(61, steps=2)}
+        first = fit()
+        numbers |= {"evaluated": [evaluate(21), evaluate(61), evaluate(61, steps=3), evaluate(61, steps=99)]}
+        model.set_weights([weight / 2 for weight in model.get_weights()])
+        numbers |= {"evaluated with other weights": evaluate(61), "predicted": model.predict(x, verbose=0)}
+        model.optimizer.learning_rate = 0.01
+        second = fit()
+        numbers["evaluated after"] = evaluate(33)
+        again = {f"again {name}": value for name, value in numbers_of(model, second).items()}
+        return numbers | numbers_of(model, first) | again
+
+    return both(train, make_strategy, num_servers=2, max_staleness=0)
+
+
+@case
+def callbacks_that_change_the_model(make_strategy):
+    import keras
+
+    x, y = rows(61)
+    tested = []
+
+    class Meddler(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.model.optimizer.learning_rate = 0.02
+
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch < 2:
+                self.model.set_weights([weight / 2 for weight in self.model.get_weights()])
+            if epoch == 2:
+                # From here on it becomes worse, so that the best epoch is not the last.
+                self.model.optimizer.learning_rate = -0.1
+
+        def on_epoch_end(self, epoch, logs=None):
+            tested.append(self.model.evaluate(x[:33], y[:33], batch_size=8, verbose=0))
+
+    def callbacks():
+        stop = keras.callbacks.EarlyStopping("loss", patience=2, restore_best_weights=True)
+        return [Meddler(), stop]
+
+    def train(scope):
+        tested.clear()
+        model = mlp(scope, _optimizer("SGD", learning_rate=0.05))
+        history = model.fit(x, y, batch_size=16, epochs=9, verbose=0, shuffle=False, callbacks=callbacks())
+        numbers = numbers_of(model, history)
+        if os.environ["TRIREME_RANK"] == "0":
+            # The other worker's last look at the weights may come when the chief has restored the best ones.
+            numbers["tested"] = list(tested)
+        numbers["evaluated after"] = model.evaluate(x, y, batch_size=8, verbose=0)
+        return numbers
+
+    return both(train, make_strategy, num_servers=2, max_staleness=0)
+
+
 def _lock_step(num_servers, kind, options, make_strategy):
     return both(
         functools.partial(_trained, _optimizer(kind, **options)),
@@ -416,6 +482,12 @@ REFUSED = {
     "steps_per_execution is 4": dict(compile_options={"steps_per_execution": 4}),
     "reduction='sum'": dict(loss=lambda k: k.losses.MeanSquaredError(reduction="sum"), max_staleness=0),
     "steps_per_epoch is 3": dict(fit_options={"steps_per_epoch": 3}),
+    "BackupAndRestore backs up what workers hold": dict(
+        callback=lambda trireme, keras: trireme.BackupAndRestore("unused")
+    ),
+    "SwapEMAWeights swaps averages that workers do not have": dict(
+        callback=lambda trireme, keras: keras.callbacks.SwapEMAWeights()
+    ),
     "Lamb looks at variables as a whole": dict(
         optimizer=lambda k: k.optimizers.Lamb(), variable_partitioner="two", num_servers=2
     ),
@@ -446,10 +518,10 @@ def refusals(make_strategy):
                 options.get("loss", lambda k: "mse")(keras),
                 **options.get("compile_options", {}),
             )
+        callbacks = [options["callback"](trireme, keras)] if "callback" in options else None
+        more = options.get("fit_options", {})
         try:
-            model.fit(
-                x, y, batch_size=options.get("batch_size", 16), verbose=0, **options.get("fit_options", {})
-            )
+            model.fit(x, y, batch_size=options.get("batch_size", 16), verbose=0, callbacks=callbacks, **more)
             messages[expected] = "it was not refused"
         except Exception as error:
             messages[expected] = f"{type(error).__name__}: {error}"

@@ -50,6 +50,16 @@ def wrong_in_create(create: Create, known: Slices) -> str | None:
     return f"values for {sorted(extra)}, which are not among the slices" if extra else None
 
 
+def wrong_in_assign(arrays: Arrays, known: Slices) -> str | None:
+    """A value for no slice of this server, or of another shape or dtype."""
+    for name, value in arrays.items():
+        if name not in known:
+            return f"a value for {name!r}, which is not on this server"
+        if wrong := _wrong_array(known[name], value):
+            return wrong
+    return None
+
+
 def wrong_in_push(arrays: Arrays, known: Slices) -> str | None:
     """A gradient for no slice of this server, of another shape or dtype, or for rows that do not exist."""
     for name, gradient in arrays.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -35,7 +35,7 @@ from trireme.parameter_server.messages import (
     Welcome,
 )
 from trireme.parameter_server.partition import Placement
-from trireme.parameter_server.parts import check_gradient, creations
+from trireme.parameter_server.parts import assignments, check_gradient, creations
 from trireme.parameter_server.pulls import PendingPull, start_pull
 from trireme.parameter_server.session import Deadlines, Session
 from trireme.parameter_server.shares import Over, Range
@@ -116,17 +116,18 @@ class Client:
         `settings` (plain JSON) configure the updaters. Returns False when the servers had the variables already,
         because the chief or the servers came back: then the servers' values hold.
         """
-        requests = [
-            (server, self._session.send(server, body, is_awaited=True))
-            for server in range(len(self.placement.by_server))
-            for body in creations(self.placement, server, values, settings or {})
-        ]
-        outcomes = [self._session.wait(server, number, "its variables") for server, number in requests]
+        outcomes = self._ask_each(
+            lambda server: creations(self.placement, server, values, settings or {}), "its variables"
+        )
         return all(isinstance(outcome, Done) and outcome.is_used for outcome in outcomes)
 
     def configure(self, settings: Mapping[str, Any]) -> None:
         """Hands new settings, such as a learning rate, to the updaters of all servers."""
         self._ask_all(Configure(settings), "its new settings")
+
+    def assign(self, values: Mapping[str, NDArray]) -> None:
+        """Gives whole variables other values. Call it between two epochs: pushes under way would go on from them."""
+        self._ask_each(lambda server: assignments(self.placement, server, values), "its new values")
 
     def push(self, gradients: Mapping[str, Gradient], weight: float = 1.0, epoch: int = 0) -> None:
         """Sends the gradients of one step, by variable; returns before they have arrived. A pull must come first.
@@ -284,10 +285,16 @@ class Client:
         return self._session.wait(_CHIEF, number, "rows to work on")
 
     def _ask_all(self, body: Body, what: str) -> None:
-        servers = range(len(self._versions))
-        numbers = [self._session.send(server, body, is_awaited=True) for server in servers]
-        for server, number in enumerate(numbers):
-            self._session.wait(server, number, what)
+        self._ask_each(lambda server: (body,), what)
+
+    def _ask_each(self, bodies: Callable[[int], Iterable[Body]], what: str) -> list[Body]:
+        """Sends every server what is for it, then waits for all answers."""
+        requests = [
+            (server, self._session.send(server, body, is_awaited=True))
+            for server in range(len(self._versions))
+            for body in bodies(server)
+        ]
+        return [self._session.wait(server, number, what) for server, number in requests]
 
     def _beat(self, interval_s: float) -> None:
         while not self._is_closed.wait(interval_s):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from trireme.parameter_server.gradients import Gradient, NDArray
-from trireme.parameter_server.messages import Body, Create, Sender
+from trireme.parameter_server.messages import Arrays, Body, Create, Sender
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,13 @@ class CreateSlices:
 
 
 @dataclass(frozen=True)
+class AssignSlices:
+    """Let the updater give slices other values, and save them: no update tells that there is something new."""
+
+    arrays: Arrays
+
+
+@dataclass(frozen=True)
 class Reconfigure:
     """Pass settings on to the updater."""
 
@@ -79,5 +86,14 @@ class End:
 
 
 Instruction: TypeAlias = (
-    Reply | SendValues | Apply | CreateSlices | Reconfigure | Record | SaveSnapshot | Report | End
+    Reply
+    | SendValues
+    | Apply
+    | CreateSlices
+    | AssignSlices
+    | Reconfigure
+    | Record
+    | SaveSnapshot
+    | Report
+    | End
 )

@@ -84,6 +84,14 @@ class Configure(Body):
 
 
 @dataclass(frozen=True)
+class Assign(Body):
+    """New values for whole slices, which are no step of the optimizer. The workers must be between two epochs."""
+
+    kind = "assign"
+    arrays: Arrays = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Push(Body):
     """The gradients of one step. `version` is the version of the weights that they were computed with."""
 
@@ -246,7 +254,7 @@ REFUSALS = ("hello_first", "superseded", "out_of_turn", "invalid", "protocol")
 REQUESTS: dict[str, type[Body]] = {
     body.kind: body
     for body in (
-        Hello, Ready, Create, Configure, Push, Pull, NextRange, RangeDone, Idle, Heartbeat, TakeSnapshot, Bye,
+        Hello, Ready, Create, Configure, Assign, Push, Pull, NextRange, RangeDone, Idle, Heartbeat, TakeSnapshot, Bye,
     )
 }  # fmt: skip
 ANSWERS: dict[str, type[Body]] = {

@@ -8,7 +8,7 @@ from typing import Any
 from trireme.errors import UsageError
 from trireme.parameter_server.dtypes import dtype_of
 from trireme.parameter_server.gradients import Gradient, NDArray, RowGradient, merge_duplicate_rows
-from trireme.parameter_server.messages import Create
+from trireme.parameter_server.messages import Assign, Create
 from trireme.parameter_server.partition import Placement, Slice
 
 _MESSAGE_BYTES = 64 << 20
@@ -26,11 +26,18 @@ def creations(
             slices, arrays, settings = [], {}, {}
         slices.append(piece)
         if piece.initializer is None:
-            arrays[piece.name] = _initial_value(piece, values)
+            arrays[piece.name] = _part_of_value(piece, values)
     yield Create(tuple(slices), True, settings, arrays)
 
 
-def _initial_value(piece: Slice, values: Mapping[str, NDArray]) -> NDArray:
+def assignments(placement: Placement, server: int, values: Mapping[str, NDArray]) -> Iterator[Assign]:
+    """Other values of whole variables, as far as one server has them; a message for each slice."""
+    for piece in placement.by_server[server]:
+        if piece.variable in values:
+            yield Assign({piece.name: _part_of_value(piece, values)})
+
+
+def _part_of_value(piece: Slice, values: Mapping[str, NDArray]) -> NDArray:
     value = values.get(piece.variable)
     if value is None or value.shape != piece.variable_shape:
         found = "none" if value is None else f"one of shape {value.shape}"

@@ -45,6 +45,18 @@ class Saver:
         is_first = self._saved_version is None and state.is_initialised
         return is_first or self._clock() - self._saved_s >= self._interval_s
 
+    def configure(self, settings: Mapping[str, Any]) -> None:
+        """Keeps new settings at once: they are small, and no update tells that a snapshot would be due."""
+        self.settings |= settings
+        try:
+            self._store.save_settings(self.settings)
+        except OSError as error:
+            _log.error("the settings of the updater are not saved until the next snapshot: %s", error)
+
+    def forget_last(self) -> None:
+        """Saves again at the next occasion, although no update was made."""
+        self._saved_version = None
+
     def save(self, state: ServerState, updater: Updater) -> bool:
         """Saves if anything changed; False when the disk refuses, which must not end the training."""
         self._saved_s = self._clock()
@@ -82,6 +94,10 @@ class Saver:
         for piece in slices:
             updater.create(piece, snapshot.arrays["values"][piece.name])
         updater.restore(snapshot.arrays.get("optimizer", {}))
+        if newer := self._store.settings():
+            # After what the snapshot restores, which was made with its own.
+            self.settings |= newer
+            updater.configure(self.settings)
         self._saved_version = state.steps.version
         _log.warning("came back from a snapshot of version %d", self._saved_version)
 

@@ -19,6 +19,7 @@ from trireme.errors import EXIT_PEER_LOST, EXIT_TERMINATED, ProtocolError
 from trireme.parameter_server.gradients import NDArray
 from trireme.parameter_server.instructions import (
     Apply,
+    AssignSlices,
     CreateSlices,
     End,
     Instruction,
@@ -31,7 +32,7 @@ from trireme.parameter_server.instructions import (
 )  # fmt: skip
 from trireme.parameter_server.keys import ServerKeys
 from trireme.parameter_server.message_codec import decode_request, encode_answer
-from trireme.parameter_server.messages import Answer, Body, Create, Done, Refused, Sender, Values
+from trireme.parameter_server.messages import Answer, Arrays, Body, Create, Done, Refused, Sender, Values
 from trireme.parameter_server.rules import Rules, Tick
 from trireme.parameter_server.saver import Saver
 from trireme.parameter_server.server_state import ServerState
@@ -121,6 +122,8 @@ class Server:
                 self.updater.apply(gradients)
             case CreateSlices(create):
                 self._create(create)
+            case AssignSlices(arrays):
+                self._assign(arrays)
             case Reconfigure(settings):
                 self._configure(settings)
             case Record(entry) if self.saver:
@@ -150,10 +153,16 @@ class Server:
             # What arrived is memory of the transport: read only, and not to be kept for a whole run.
             self.updater.create(piece, None if value is None else np.array(value))
 
+    def _assign(self, arrays: Arrays) -> None:
+        for name, value in arrays.items():
+            self.updater.assign(name, np.array(value))
+        if self.saver:
+            self.saver.forget_last()
+
     def _configure(self, settings: Mapping[str, Any]) -> None:
         self.updater.configure(settings)
         if self.saver:
-            self.saver.settings |= settings
+            self.saver.configure(settings)
 
     def _save_for_worker(self) -> Body:
         if self.saver is None:

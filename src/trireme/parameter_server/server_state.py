@@ -18,6 +18,7 @@ from trireme.parameter_server.instructions import Instruction, Reply
 from trireme.parameter_server.messages import (
     Alive,
     Applied,
+    Assign,
     Body,
     Bye,
     Configure,
@@ -66,9 +67,9 @@ class ServerState:
         self._hearing = Hearing(rules.worker_timeout_s)
         self._waiting: dict[int, dict[int, Request]] = {}
         self._handlers: dict[type[Body], Callable[[Request, Any], list[Instruction]]] = {
-            Ready: self._on_ready, Create: self._on_create, Configure: self._on_configure, Push: self._on_push,
-            Pull: self._on_question, NextRange: self._on_question, RangeDone: self._on_range_done,
-            Idle: self._on_idle, TakeSnapshot: self._on_snapshot, Bye: self._on_bye,
+            Ready: self._on_ready, Create: self._on_create, Configure: self._on_configure, Assign: self._on_assign,
+            Push: self._on_push, Pull: self._on_question, NextRange: self._on_question, Idle: self._on_idle,
+            RangeDone: self._on_range_done, TakeSnapshot: self._on_snapshot, Bye: self._on_bye,
         }  # fmt: skip
 
     def handle(self, event: Request | Tick) -> list[Instruction]:
@@ -138,7 +139,7 @@ class ServerState:
             text = f"request {request.number} of worker {worker} came instead of request {member.next_number}"
             return _refuse(request, "out_of_turn", text)
         is_repeated = request.number < member.next_number
-        if is_repeated and isinstance(request.body, Ready | Idle | Configure):
+        if is_repeated and isinstance(request.body, Ready | Idle | Configure | Assign):
             # It was carried out, and what came after it must not be undone.
             return [Reply(request.sender, request.number, Done())]
         member.last_number = max(member.last_number, request.number)
@@ -191,6 +192,12 @@ class ServerState:
 
     def _on_configure(self, request: Request, configure: Configure) -> list[Instruction]:
         return [do.Reconfigure(configure.settings), Reply(request.sender, request.number, Done())]
+
+    def _on_assign(self, request: Request, assign: Assign) -> list[Instruction]:
+        wrong = checks.wrong_in_assign(assign.arrays, self.slices)
+        if wrong:
+            return _refuse(request, "invalid", wrong)
+        return [do.AssignSlices(assign.arrays), Reply(request.sender, request.number, Done())]
 
     def _on_push(self, request: Request, push: Push) -> list[Instruction]:
         wrong = checks.wrong_in_push(push.arrays, self.slices)

@@ -20,6 +20,7 @@ import numpy as np
 from trireme.parameter_server.gradients import NDArray
 
 _RANGES_PER_EVEN_SHARE = 8
+_NUM_REMEMBERED = 16
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,17 @@ class _Epoch:
     def is_over(self) -> bool:
         return self.rows_done == self.num_rows
 
+    def wrong_in(self, worker: int, num_rows: int, batch_rows: int, what: str) -> str | None:
+        """Does `worker` mean other rows by this epoch than those who opened it? Text if so."""
+        if what != self.what:
+            return f"worker {worker} asks for rows to {what}, while those of the others are to {self.what}"
+        if (num_rows, batch_rows) != (self.num_rows, self.batch_rows):
+            return (
+                f"epoch {self.number} was opened with {self.num_rows} rows in batches of {self.batch_rows}, "
+                f"but worker {worker} asks for {num_rows} rows in batches of {batch_rows}"
+            )
+        return None
+
 
 class Shares:
     """Who works on which rows.
@@ -78,7 +90,7 @@ class Shares:
         self.is_lock_step = False
         self._num_workers = num_workers
         self._epoch = _Epoch(-1, 0, 1)
-        self._last_over: Over | None = None
+        self._overs: dict[int, Over] = {}
         self._entries: list[dict[str, Any]] = []
 
     @property
@@ -111,8 +123,8 @@ class Shares:
         Asking again before `done` gives the same range. Text tells why the request cannot be met.
         """
         current = self._epoch
-        if epoch == current.number and what != current.what:
-            return f"worker {worker} asks for rows to {what}, while those of the others are to {current.what}"
+        if epoch == current.number and (wrong := current.wrong_in(worker, num_rows, batch_rows, what)):
+            return wrong
         if epoch < current.number or (epoch == current.number and current.is_over):
             return self._over(epoch)
         if epoch > current.number:
@@ -120,11 +132,6 @@ class Shares:
                 return None
             self._open(epoch, num_rows, batch_rows, what)
             return self.request(worker, epoch, num_rows, batch_rows, may_open, what)
-        if (num_rows, batch_rows) != (current.num_rows, current.batch_rows):
-            return (
-                f"epoch {epoch} was opened with {current.num_rows} rows in batches of {current.batch_rows}, "
-                f"but worker {worker} asks for {num_rows} rows in batches of {batch_rows}"
-            )
         return current.held.get(worker) or self._hand_out(worker)
 
     def done(self, worker: int, range_id: int, epoch: int, totals: Mapping[str, NDArray]) -> bool:
@@ -175,7 +182,7 @@ class Shares:
             if entry["what"] == "open":
                 previous, totals = content.pop("previous"), _from_lists(content.pop("previous_totals"))
                 self._open(what=content.pop("purpose"), **content)
-                self._last_over = Over(previous, totals)
+                self._remember(Over(previous, totals))
             elif entry["what"] == "hand_out":
                 self._hand_out(**content)
             elif entry["what"] == "done":
@@ -188,7 +195,8 @@ class Shares:
         self._entries = []
 
     def _open(self, epoch: int, num_rows: int, batch_rows: int, what: str) -> None:
-        over = self._last_over = Over(self._epoch.number, self._epoch.totals)
+        over = Over(self._epoch.number, self._epoch.totals)
+        self._remember(over)
         self._epoch = _Epoch(epoch, num_rows, batch_rows, what)
         previous = {"previous": over.epoch, "previous_totals": _to_lists(over.totals)}
         note = {"epoch": epoch, "num_rows": num_rows, "batch_rows": batch_rows, "purpose": what}
@@ -197,9 +205,13 @@ class Shares:
     def _over(self, epoch: int) -> Over:
         if epoch == self._epoch.number:
             return Over(epoch, self._epoch.totals)
-        if self._last_over and epoch == self._last_over.epoch:
-            return self._last_over
-        return Over(epoch, {})
+        return self._overs.get(epoch) or Over(epoch, {})
+
+    def _remember(self, over: Over) -> None:
+        """Keeps the totals of some epochs: a worker may ask when the others are already further than the next one."""
+        self._overs[over.epoch] = over
+        if len(self._overs) > _NUM_REMEMBERED:
+            del self._overs[min(self._overs)]
 
     def _hand_out(self, worker: int) -> Range | None:
         current = self._epoch

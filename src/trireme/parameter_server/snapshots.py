@@ -1,4 +1,4 @@
-"""What a server keeps on disk: snapshots of its weights, and the journal of the rows that were handed out.
+"""What a server keeps on disk: snapshots of its weights, the journal of the rows that were handed out, and settings.
 
 A snapshot is written aside, synced, and renamed, and ends with a digest of all that comes before, so that a
 half-written or damaged one is noticed and passed over for the one before it.
@@ -30,6 +30,7 @@ _MAGIC = b"TRPSNAP1"
 _DIGEST_BYTES = 32
 _NUM_KEPT = 2
 _JOURNAL = "rows.journal"
+_SETTINGS = "settings.json"
 _log = logging.getLogger(__name__)
 
 
@@ -75,6 +76,17 @@ class Store:
                 f"none of the {len(paths)} snapshots in {self._directory} is whole: remove them to begin anew"
             )
         return None
+
+    def save_settings(self, settings: Mapping[str, Any]) -> None:
+        """Writes settings that are newer than those of any snapshot."""
+        content = json.dumps(settings).encode()
+        self._write_aside(self._directory / _SETTINGS, lambda file: file.write(content))
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that were saved last; empty if none were."""
+        path = self._directory / _SETTINGS
+        settings: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
+        return settings
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Adds to the journal. It outlives this process, though perhaps not a crash of the machine."""

@@ -23,6 +23,9 @@ class Updater(Protocol):
     def create(self, piece: Slice, value: NDArray | None) -> None:
         """Makes a slice with `value`, or with what `piece.initializer` describes if `value` is None."""
 
+    def assign(self, name: str, value: NDArray) -> None:
+        """Gives a slice another value; what the optimizer remembers stays."""
+
     def apply(self, gradients: Mapping[str, Gradient]) -> None:
         """One optimizer step, with the gradients by slice name.
 

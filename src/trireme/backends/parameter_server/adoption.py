@@ -3,16 +3,18 @@
 Methods are bound on the instance, never on its class, so that saving and loading stay Keras' own.
 """
 
+import contextlib
 import functools
 import inspect
 import math
 import warnings
 
+import keras
 import numpy as np
 
 from trireme.backends.adapters import choose_source, parts_of, split_validation
 from trireme.backends.build import build_model
-from trireme.backends.parameter_server.callbacks import Follower, for_this_worker
+from trireme.backends.parameter_server.callbacks import Follower, for_this_worker, users_callbacks
 from trireme.backends.parameter_server.data import RangedArrays, batch_rows_of
 from trireme.backends.parameter_server.plan import Plan
 from trireme.backends.parameter_server.reports import STOP, Report, mean_staleness, take_totals
@@ -57,6 +59,7 @@ class _Adopted:
         return self._exchange.rounds
 
     def _fit(self, arguments):
+        callbacks = users_callbacks(arguments.get("callbacks"))
         adapter = self._training_adapter(arguments)
         build_model(self._model, iter([adapter.spec()]), training=True)
         current_round = self._strategy.connect(self._model)
@@ -71,19 +74,22 @@ class _Adopted:
 
         def begin(epoch):
             self._is_training = True
-            return adapter.begin(
-                self._exchange, self._report(), plan.training_round(epoch), f"train in epoch {epoch}"
-            )
+            number = plan.training_round(epoch)
+            self._hand_over(number)
+            return adapter.begin(self._exchange, self._report(), number, f"train in epoch {epoch}")
 
         if not self._exchange.is_chief:
             plan.begin_next(begin)
-        follower = Follower(self._exchange, begin, plan)
-        arguments["callbacks"] = for_this_worker(
-            arguments.get("callbacks"), follower, self._exchange.is_chief
-        )
-        arguments |= {"x": adapter, "initial_epoch": plan.next_epoch}
-        history = self._originals["fit"](**self._quiet(arguments))
-        self._validation = self._is_training = None
+        follower = Follower(self._exchange, begin, self._take_newest, plan)
+        arguments |= {
+            "x": adapter,
+            "initial_epoch": plan.next_epoch,
+            "callbacks": for_this_worker(callbacks, follower, self._exchange.is_chief),
+        }
+        try:
+            history = self._originals["fit"](**self._quiet(arguments))
+        finally:
+            self._plan = self._validation = self._is_training = None
         self._end_fit(plan)
         return history
 
@@ -113,13 +119,14 @@ class _Adopted:
         steps = arguments.pop("validation_steps", None)
         options = {"batch_size": batch_size, "steps_per_epoch": steps}
         inner = choose_source(x, y, sample_weight, name="validation_data", **options).adapter
-        return RangedArrays(inner, self._side, inner.batch_size)
+        return RangedArrays(inner, self._side, inner.batch_size, max_batches=steps)
 
     def _end_fit(self, plan):
         exchange = self._exchange
         if exchange.is_chief and self._model.optimizer.use_ema:
             # On one device the averages become the weights at the end of `fit`.
             exchange.configure({"finalized": plan.last_round})
+        self._hand_over(plan.last_round)
         self._rounds.meet(plan.last_round, "end fit")
         self._rounds.number = plan.last_round + 1
         self._take_newest()
@@ -134,31 +141,42 @@ class _Adopted:
         batch_size, steps = arguments.pop("batch_size", None), arguments.pop("steps", None)
         inner = choose_source(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps).adapter
         arguments = self._quiet(arguments)
-        if self._exchange is not None:
-            adapter = RangedArrays(inner, self._side, inner.batch_size)
-            number, self._rounds.number = self._rounds.number, self._rounds.number + 1
+        if self._exchange is not None and self._plan is None:
+            adapter = RangedArrays(inner, self._side, inner.batch_size, max_batches=steps)
+            number = self._rounds.number
             is_shared, logs = self._evaluate_round(adapter, number, "evaluate", arguments | {"x": adapter})
+            self._rounds.number = number + 1
             if is_shared:
                 return logs
-        # Alone: nothing is on the servers yet, or the others have been through this while this worker was away.
-        return self._originals["evaluate"](x=inner, **arguments)
+        # Alone: nothing is on the servers yet, a callback of `fit` asks, whose rounds are counted out, or the others
+        # have been through this while this worker was away.
+        with self._in_round(None):
+            return self._originals["evaluate"](x=inner, steps=steps, **arguments)
 
     def _evaluate_round(self, adapter, number, what, arguments):
-        self._take_newest()
-        was_training, self._is_training = self._is_training, False
-        try:
+        with self._in_round(False):
             is_shared = adapter.begin(self._exchange, self._report(), number, what)
             return is_shared, self._originals["evaluate"](**arguments)
+
+    @contextlib.contextmanager
+    def _in_round(self, is_training):
+        was_training, self._is_training = self._is_training, is_training
+        try:
+            yield
         finally:
             self._is_training = was_training
 
     def _predict(self, arguments):
-        if self._exchange is not None:
-            self._take_newest()
         return self._originals["predict"](**self._quiet(arguments))
 
     def _report(self):
         return Report(self._model, self._side, self._exchange.client, self._is_training)
+
+    def _hand_over(self, number):
+        """Before round `number`: weights that the script has set, on the chief, become those of the servers."""
+        if self._exchange.leads(number):
+            variables = self._exchange.description.variables
+            self._exchange.assign([keras.ops.convert_to_numpy(variable) for variable in variables])
 
     def _take_newest(self):
         for variable, value in zip(
@@ -210,7 +228,7 @@ class _Adopted:
                 self._take_newest()
                 result["staleness"] = mean_staleness(totals) if totals else math.nan
                 model.stop_training = model.stop_training or bool(totals.get(STOP, 0) > 0)
-            # The servers remember two rounds: a worker that was away for longer does not learn what became of them.
+            # The servers remember some rounds: a worker that was away for longer does not learn what became of them.
             return result if totals else dict.fromkeys(result, math.nan)
 
         object.__setattr__(model, "_get_metrics_result_or_logs", get_metrics_result_or_logs)

@@ -37,12 +37,13 @@ class RangedArrays(DataAdapter):
         batch_rows: rows of a batch.
         shuffle: as for Keras' `fit`.
         seed: common to all workers.
+        max_batches: how many of them are enough, None for all.
 
     Raises:
         UnsupportedInput: the input cannot be read at any row.
     """
 
-    def __init__(self, inner, side, batch_rows, shuffle=False, seed=0):
+    def __init__(self, inner, side, batch_rows, shuffle=False, seed=0, max_batches=None):
         if not isinstance(inner, ArrayDataAdapter):
             raise UnsupportedInput(
                 "ParameterServerStrategy hands out rows by their number, so it takes NumPy arrays or arrays of "
@@ -51,6 +52,8 @@ class RangedArrays(DataAdapter):
             )
         self.inputs = tree.lists_to_tuples(array_inputs(inner, keras.backend.backend()))
         self.num_rows = inner._num_samples
+        if max_batches is not None:
+            self.num_rows = min(self.num_rows, max_batches * batch_rows)
         self._side = side
         self._batch_rows = batch_rows
         self._shuffle = shuffle

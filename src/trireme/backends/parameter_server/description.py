@@ -1,8 +1,10 @@
 """What the chief tells the servers about a model and its optimizer, and which models cannot be trained like that."""
 
 import dataclasses
+import warnings
 
 import keras
+import numpy as np
 from keras import optimizers
 
 from trireme.backends.parameter_server.embedding import is_anchor, remote_embeddings
@@ -35,6 +37,7 @@ class Description:
         variables: the trainable variables that workers hold.
         tables: the remote embedding layers, by the name of their table.
         settings: of the updaters.
+        learning_rate: the optimizer's, None for a schedule.
         clipnorm: workers clip each variable's gradient to this norm before they push it, or None.
         global_clipnorm: the same for all gradients together.
     """
@@ -44,6 +47,7 @@ class Description:
     variables: list
     tables: dict
     settings: dict
+    learning_rate: float | None = None
     clipnorm: float | None = None
     global_clipnorm: float | None = None
 
@@ -59,6 +63,12 @@ def describe(model, num_servers, max_staleness, partitioner, seed):
     problems = _problems(model, optimizer, max_staleness)
     if problems:
         raise _refused(problems)
+    if optimizer.built and int(optimizer.iterations):
+        warnings.warn(
+            f"The optimizer has made {int(optimizer.iterations)} steps. The servers begin with a new one of its "
+            "configuration: what it remembers of those steps (momentum, the place in a schedule) is not taken over.",
+            stacklevel=2,
+        )
     problems = _table_problems(optimizer, tables)
     variables = [v for v in model.trainable_variables if not is_anchor(v)]
     names = _distinct([variable.path for variable in variables])
@@ -91,7 +101,15 @@ def describe(model, num_servers, max_staleness, partitioner, seed):
     }
     facts |= {name: {"is_table": True, "constraint": None, "decays": True} for name in table_of}
     settings = {"optimizer": config, "variables": facts}
-    return Description(placement, names, variables, table_of, settings, **clipping)
+    rate = learning_rate_of(optimizer)
+    return Description(placement, names, variables, table_of, settings, rate, **clipping)
+
+
+def learning_rate_of(optimizer):
+    """Returns the learning rate that an optimizer has now, None for a schedule."""
+    rate = optimizer._learning_rate
+    is_variable = isinstance(rate, keras.Variable)
+    return float(np.asarray(keras.ops.convert_to_numpy(rate))) if is_variable else None
 
 
 def _problems(model, optimizer, max_staleness):

@@ -17,6 +17,7 @@ class Exchange:
 
     Attributes:
         failure: why an exchange inside a step failed, or None. Frameworks tell of it by an error of their own.
+        learning_rate: that which the servers got last, None where they have a schedule.
 
     Args:
         client: a `Client`, not yet connected.
@@ -39,6 +40,9 @@ class Exchange:
         # The steps of some frameworks run beside Python, and a step must not meet the end of a range.
         self._lock = threading.RLock()
         self.failure = None
+        self.learning_rate = description.learning_rate
+        # The round in which the others were when this process came to them, -1 for those who begin a run.
+        self._joined_round = -1
 
     @property
     def num_updates(self):
@@ -52,10 +56,27 @@ class Exchange:
             The number of the round that the others are in.
         """
         current_round = self.client.connect()
-        if self.is_chief:
-            self.client.create(initial_values, self.description.settings)
+        is_new = self.is_chief and self.client.create(initial_values, self.description.settings)
+        if not is_new:
+            self._joined_round = current_round
         self.refresh()
         return current_round
+
+    def leads(self, number):
+        """Whether the weights that this worker has before a round are those that the servers should begin it with.
+
+        A chief that was started again has missed what they have learned in the rounds before.
+        """
+        return self.is_chief and number > self._joined_round
+
+    def assign(self, values):
+        """Gives the servers the values of the variables that workers hold, in order, where others are there."""
+        named = dict(zip(self.description.names, values, strict=True))
+        changed = {name: value for name, value in named.items() if not _is_same(value, self._values[name])}
+        if changed:
+            with self._lock:
+                self.client.assign(changed)
+            self._values |= changed
 
     def configure(self, settings):
         """Changes the settings of all servers."""
@@ -163,6 +184,11 @@ class Exchange:
         else:
             factors = {name: min(1.0, each / norm) if norm > 0 else 1.0 for name, norm in norms.items()}
         return {name: _scaled(gradient, factors[name]) for name, gradient in named.items()}
+
+
+def _is_same(one, other):
+    # By their bytes, so that NaN is NaN.
+    return np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
 def _entries(gradient):

@@ -53,6 +53,10 @@ class Table:
         for variable, array in zip([window, *slots], arrays, strict=True):
             array[gradient.rows] = keras.ops.convert_to_numpy(variable)[:num_rows]
 
+    def assign(self, value):
+        """Other values for all rows; slots stay."""
+        self._values = value
+
     def read(self, rows):
         """Some rows, or all, in an array of their own."""
         return self._values.copy() if rows is None else self._values[rows]

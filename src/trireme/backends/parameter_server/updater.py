@@ -52,6 +52,13 @@ class KerasUpdater:
         variable.constraint = keras.constraints.get(constraint) if constraint is not None else None
         self._variables[piece.name] = variable
 
+    def assign(self, name, value):
+        if name in self._tables:
+            self._tables[name].assign(value)
+        else:
+            self._variables[name].assign(value)
+            self._newest.pop(name, None)
+
     def apply(self, gradients):
         self._build()
         self._newest = {}
