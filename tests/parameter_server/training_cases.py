@@ -414,6 +414,39 @@ def own_pace(make_strategy):
 
 
 @case
+def batches_of_a_py_dataset(make_strategy):
+    """Weights that do not change show that every batch counted once, at whatever pace."""
+    import keras
+    import numpy as np
+
+    x, y = rows(203)
+
+    class Batches(keras.utils.PyDataset):
+        def __init__(self, num_rows, workers):
+            super().__init__(workers=workers)
+            self.bounds = [*range(0, num_rows, 8), num_rows]
+
+        def __len__(self):
+            return len(self.bounds) - 1
+
+        def __getitem__(self, index):
+            here = slice(*self.bounds[index : index + 2])
+            return x[here], y[here], np.arange(here.start, here.stop, dtype="float32")
+
+    def train(scope):
+        model = mlp(scope, _optimizer("SGD", learning_rate=0.0))
+        validation = Batches(61, workers=1)
+        # Keras' own queue leaves out batches of the first epochs, those that it had read to build the model.
+        workers = 1 if scope is contextlib.nullcontext else 3
+        history = model.fit(Batches(203, workers), epochs=2, verbose=0, validation_data=validation)
+        numbers = numbers_of(model, history)
+        numbers["evaluated"] = [model.evaluate(validation, steps=steps, verbose=0) for steps in (None, 3)]
+        return numbers
+
+    return both(train, make_strategy, num_servers=2)
+
+
+@case
 def bounded_staleness_and_early_end(make_strategy):
     import keras
 
@@ -478,10 +511,17 @@ REFUSED = {
     "global_clipnorm=1.0 with max_staleness=0 takes one server": dict(
         optimizer=lambda k: k.optimizers.SGD(global_clipnorm=1.0), num_servers=2, max_staleness=0
     ),
-    "does not divide by the 2 workers": dict(batch_size=15, max_staleness=0),
+    "does not divide by the 2 workers": dict(fit_options={"batch_size": 15}, max_staleness=0),
     "steps_per_execution is 4": dict(compile_options={"steps_per_execution": 4}),
     "reduction='sum'": dict(loss=lambda k: k.losses.MeanSquaredError(reduction="sum"), max_staleness=0),
     "steps_per_epoch is 3": dict(fit_options={"steps_per_epoch": 3}),
+    "so it takes NumPy arrays, arrays of the backend, or a PyDataset, not what TFDatasetAdapter reads": dict(
+        x=lambda x, y: _tf_dataset(x, y)
+    ),
+    "With max_staleness=0 the workers share the rows of each batch": dict(
+        x=lambda x, y: _py_dataset(x, y, 4), max_staleness=0
+    ),
+    "num_batches of the PyDataset is None": dict(x=lambda x, y: _py_dataset(x, y, None)),
     "BackupAndRestore backs up what workers hold": dict(
         callback=lambda trireme, keras: trireme.BackupAndRestore("unused")
     ),
@@ -492,6 +532,23 @@ REFUSED = {
         optimizer=lambda k: k.optimizers.Lamb(), variable_partitioner="two", num_servers=2
     ),
 }
+
+
+def _tf_dataset(x, y):
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
+
+
+def _py_dataset(x, y, num_batches):
+    import keras
+
+    class Batches(keras.utils.PyDataset):
+        def __getitem__(self, index):
+            return x[index::4], y[index::4]
+
+    Batches.num_batches = num_batches
+    return Batches()
 
 
 @case
@@ -519,9 +576,9 @@ def refusals(make_strategy):
                 **options.get("compile_options", {}),
             )
         callbacks = [options["callback"](trireme, keras)] if "callback" in options else None
-        more = options.get("fit_options", {})
+        data = {"x": options["x"](x, y)} if "x" in options else {"x": x, "y": y, "batch_size": 16}
         try:
-            model.fit(x, y, batch_size=options.get("batch_size", 16), verbose=0, callbacks=callbacks, **more)
+            model.fit(**data | options.get("fit_options", {}), verbose=0, callbacks=callbacks)
             messages[expected] = "it was not refused"
         except Exception as error:
             messages[expected] = f"{type(error).__name__}: {error}"

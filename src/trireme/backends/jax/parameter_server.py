@@ -8,7 +8,7 @@ from jax.experimental import io_callback
 from keras.src import tree
 from keras.src.backend.jax import trainer as keras_trainer
 
-from trireme.backends.parameter_server.data import RangedArrays
+from trireme.backends.parameter_server.data import Ranged
 
 
 def replace_apply(optimizer, exchange):
@@ -116,7 +116,7 @@ def _unless_ranged(original):
 
     @functools.wraps(original)
     def one_batch_ahead_iterator(self, iterator):
-        return iterator if isinstance(self.data_adapter, RangedArrays) else original(self, iterator)
+        return iterator if isinstance(self.data_adapter, Ranged) else original(self, iterator)
 
     return one_batch_ahead_iterator
 

@@ -10,7 +10,8 @@ def backend_side(name):
       values that come back;
     - `look_up(strategy, layer, ids, anchor)` returns rows of a remote layer's table as a tensor through which gradients
       flow;
-    - `batches(adapter)` returns the batches of a `RangedArrays` as Keras' trainer iterates over them;
+    - `batches(adapter)` returns the batches of a `RangedArrays` as Keras' trainer iterates over them; TensorFlow's side
+      also has `generated(generator, signature)`, for batches that a function yields;
     - `compile_update(optimizer, variables)` returns, for a server, a function that takes a list of arrays, the
       gradients of these variables, makes the optimizer's step and returns the new values as arrays, which later steps
       leave as they are;

@@ -15,7 +15,7 @@ import numpy as np
 from trireme.backends.adapters import choose_source, parts_of, split_validation
 from trireme.backends.build import build_model
 from trireme.backends.parameter_server.callbacks import Follower, for_this_worker, users_callbacks
-from trireme.backends.parameter_server.data import RangedArrays, batch_rows_of
+from trireme.backends.parameter_server.data import ranged
 from trireme.backends.parameter_server.plan import Plan
 from trireme.backends.parameter_server.reports import STOP, Report, mean_staleness, take_totals
 from trireme.errors import UsageError
@@ -110,8 +110,7 @@ class _Adopted:
         if arguments.get("validation_data") is not None:
             self._validation = self._validation_adapter(arguments, options["batch_size"])
             arguments["validation_data"] = (self._validation,)
-        batch_rows = batch_rows_of(inner, self._strategy)
-        return RangedArrays(inner, self._side, batch_rows, shuffle, self._strategy.seed)
+        return ranged(inner, self._strategy, shuffle, is_training=True)
 
     def _validation_adapter(self, arguments, batch_size):
         x, y, sample_weight = parts_of(arguments["validation_data"])
@@ -119,7 +118,7 @@ class _Adopted:
         steps = arguments.pop("validation_steps", None)
         options = {"batch_size": batch_size, "steps_per_epoch": steps}
         inner = choose_source(x, y, sample_weight, name="validation_data", **options).adapter
-        return RangedArrays(inner, self._side, inner.batch_size, max_batches=steps)
+        return ranged(inner, self._strategy, max_batches=steps)
 
     def _end_fit(self, plan):
         exchange = self._exchange
@@ -142,7 +141,7 @@ class _Adopted:
         inner = choose_source(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=steps).adapter
         arguments = self._quiet(arguments)
         if self._exchange is not None and self._plan is None:
-            adapter = RangedArrays(inner, self._side, inner.batch_size, max_batches=steps)
+            adapter = ranged(inner, self._strategy, max_batches=steps)
             number = self._rounds.number
             is_shared, logs = self._evaluate_round(adapter, number, "evaluate", arguments | {"x": adapter})
             self._rounds.number = number + 1

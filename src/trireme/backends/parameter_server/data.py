@@ -1,9 +1,14 @@
-"""Arrays whose rows come as the servers hand them out, as one of Keras' data adapters."""
+"""Inputs that come as the servers hand them out, as Keras' data adapters."""
+
+from concurrent.futures import ThreadPoolExecutor
 
 import keras
 from keras.src import tree
+from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.trainers.data_adapters.data_adapter_utils import NUM_BATCHES_FOR_TENSOR_SPEC
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 from trireme.backends.adapters import array_inputs
 from trireme.backends.parameter_server.rounds import row_order
@@ -28,40 +33,53 @@ def batch_rows_of(adapter, strategy):
     return batch_size // num_workers
 
 
-class RangedArrays(DataAdapter):
-    """What a worker gets of arrays in one round after the other.
+def ranged(inner, strategy, shuffle=False, max_batches=None, is_training=False):
+    """Returns the adapter of what Keras' adapter `inner` reads, in the ranges that the servers hand out.
 
     Args:
-        inner: the adapter that Keras would have used.
-        side: the backend's side of asynchronous training, see `backend_side`.
-        batch_rows: rows of a batch.
+        strategy: the `ParameterServerStrategy`.
         shuffle: as for Keras' `fit`.
-        seed: common to all workers.
         max_batches: how many of them are enough, None for all.
+        is_training: whether batches are those of updates, which workers share when `max_staleness` is 0.
 
     Raises:
-        UnsupportedInput: the input cannot be read at any row.
+        UnsupportedInput: the input cannot be read at any place.
+        UsageError: the batches cannot be shared evenly.
+    """
+    if isinstance(inner, PyDatasetAdapter):
+        if is_training and strategy.max_staleness == 0:
+            raise UnsupportedInput(
+                "With max_staleness=0 the workers share the rows of each batch, which a PyDataset makes as a whole. "
+                "Load the data into arrays, or leave max_staleness out."
+            )
+        return RangedBatches(inner, strategy, shuffle, max_batches)
+    if isinstance(inner, ArrayDataAdapter):
+        batch_rows = batch_rows_of(inner, strategy) if is_training else inner.batch_size
+        return RangedArrays(inner, strategy, batch_rows, shuffle, max_batches)
+    raise UnsupportedInput(
+        "ParameterServerStrategy hands out rows by their number, so it takes NumPy arrays, arrays of the backend, or a "
+        f"PyDataset, not what {type(inner).__name__} reads. Load the data into arrays, make a keras.utils.PyDataset of "
+        "it, or train with MirroredStrategy."
+    )
+
+
+class Ranged(DataAdapter):
+    """What a worker gets of one input, in one round after the other.
+
+    Attributes:
+        num_rows: what a round hands out: rows, or batches where an input is only known by batches.
     """
 
-    def __init__(self, inner, side, batch_rows, shuffle=False, seed=0, max_batches=None):
-        if not isinstance(inner, ArrayDataAdapter):
-            raise UnsupportedInput(
-                "ParameterServerStrategy hands out rows by their number, so it takes NumPy arrays or arrays of "
-                f"the backend, not what {type(inner).__name__} reads. Load the data into arrays, or train with "
-                "MirroredStrategy."
-            )
-        self.inputs = tree.lists_to_tuples(array_inputs(inner, keras.backend.backend()))
-        self.num_rows = inner._num_samples
-        if max_batches is not None:
-            self.num_rows = min(self.num_rows, max_batches * batch_rows)
-        self._side = side
+    def __init__(self, strategy, num_rows, batch_rows, shuffle, max_batches):
+        self.num_rows = num_rows if max_batches is None else min(num_rows, max_batches * batch_rows)
+        self._side = strategy.side
         self._batch_rows = batch_rows
         self._shuffle = shuffle
-        self._seed = seed
+        self._seed = strategy.seed
         self._exchange = None
 
     def begin(self, exchange, report, number, what):
-        """Begins a round of these rows; returns False if it was passed over."""
+        """Begins a round; returns False if it was passed over."""
         self._exchange, self._report = exchange, report
         self._order = row_order(self.num_rows, self._batch_rows, self._shuffle, [self._seed, number])
         return exchange.rounds.begin(number, what, self.num_rows, self._batch_rows)
@@ -71,6 +89,39 @@ class RangedArrays(DataAdapter):
         with self._exchange.keeping_failure():
             for start, stop in self._exchange.rounds.batches(self._report):
                 yield self._order[start:stop]
+
+    @property
+    def num_batches(self):
+        # None would make Keras hold to the number that the first epoch happens to have.
+        return 0
+
+    @property
+    def batch_size(self):
+        return None
+
+    @property
+    def has_partial_batch(self):
+        return None
+
+    @property
+    def partial_batch_size(self):
+        return None
+
+
+class RangedArrays(Ranged):
+    """Rows of arrays.
+
+    Args:
+        inner: the adapter that Keras would have used.
+        strategy: the strategy.
+        batch_rows: rows of a batch.
+        shuffle: as for Keras' `fit`.
+        max_batches: how many of them are enough, None for all.
+    """
+
+    def __init__(self, inner, strategy, batch_rows, shuffle, max_batches):
+        super().__init__(strategy, inner._num_samples, batch_rows, shuffle, max_batches)
+        self.inputs = tree.lists_to_tuples(array_inputs(inner, keras.backend.backend()))
 
     def spec(self):
         """Returns symbolic tensors of the structure, shapes and dtypes of a batch."""
@@ -86,21 +137,67 @@ class RangedArrays(DataAdapter):
         return self._side.batches(self)
 
     @property
-    def num_batches(self):
-        # None would make Keras hold to the number that the first epoch happens to have.
-        return 0
-
-    @property
     def batch_size(self):
         return self._batch_rows
 
-    @property
-    def has_partial_batch(self):
-        return bool(self.num_rows % self._batch_rows)
 
-    @property
-    def partial_batch_size(self):
-        return self.num_rows % self._batch_rows or None
+class RangedBatches(Ranged):
+    """Batches of a `PyDataset`, which makes them by their number.
+
+    Its `workers` read ahead as threads, and no further than the range under way: what comes after it may be another
+    worker's.
+    """
+
+    def __init__(self, inner, strategy, shuffle, max_batches):
+        self._inner = inner
+        self._dataset = inner.py_dataset
+        if not self._dataset.num_batches:
+            raise UnsupportedInput(
+                f"num_batches of the PyDataset is {self._dataset.num_batches}, but with ParameterServerStrategy an "
+                "epoch is every batch once: give it a length, of one batch or more."
+            )
+        super().__init__(strategy, self._dataset.num_batches, 1, shuffle, max_batches)
+
+    def spec(self):
+        """Returns symbolic tensors of the structure, shapes and dtypes of a batch."""
+        return tree.map_structure(_spec, self._read(0), none_is_leaf=False)
+
+    def batches(self):
+        """Yields the batches of this worker in the round that was begun."""
+        workers = self._dataset.workers
+        if workers < 2:
+            yield from (self._read(number) for (number,) in self.row_numbers())
+            return
+        pool, ahead = ThreadPoolExecutor(workers), {}
+        try:
+            for (number,) in self.row_numbers():
+                upcoming = self._exchange.rounds.upcoming(self._dataset.max_queue_size)
+                for i in (number, *self._order[upcoming]):
+                    if i not in ahead:
+                        ahead[i] = pool.submit(self._read, i)
+                yield ahead.pop(number).result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def on_epoch_begin(self):
+        self._dataset.on_epoch_begin()
+
+    def on_epoch_end(self):
+        self._dataset.on_epoch_end()
+
+    def get_tf_dataset(self):
+        # Not Keras' own, which reads ahead: asking for the batch after a range says that the range is done.
+        sample = [self._read(number) for number in range(min(self.num_rows, NUM_BATCHES_FOR_TENSOR_SPEC))]
+        return self._side.generated(self.batches, data_adapter_utils.get_tensor_spec(sample))
+
+    def get_jax_iterator(self):
+        return data_adapter_utils.get_jax_iterator(self.batches())
+
+    def get_torch_dataloader(self):
+        return data_adapter_utils.get_torch_dataloader(self.batches())
+
+    def _read(self, number):
+        return self._inner._standardize_batch(self._dataset[int(number)])
 
 
 def _spec(leaf):

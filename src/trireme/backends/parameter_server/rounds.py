@@ -37,6 +37,7 @@ class Rounds:
         self._is_chief = is_chief
         self._answer = None
         self._what = None
+        self._next_row = 0
         self._report = None
         self._batches = collections.deque()
 
@@ -71,11 +72,19 @@ class Rounds:
                 stop = min(start + self._what[2], rows.stop)
                 self._batches.append(Batch(self.number, stop - start))
                 is_first = False
+                self._next_row = stop
                 yield start, stop
             self._next_range()
         if is_first:
             self._batches.append(Batch(self.number, 0))
             yield 0, min(self._what[1:])
+
+    def upcoming(self, max_batches):
+        """Returns where the next batches of the range under way are, as a slice of rows."""
+        rows = self._answer
+        if not isinstance(rows, Range):
+            return slice(0, 0)
+        return slice(self._next_row, min(rows.stop, self._next_row + max_batches * self._what[2]))
 
     def finish(self):
         """Waits for the end of the round. Batches that were not taken, because somebody stopped, are passed over."""

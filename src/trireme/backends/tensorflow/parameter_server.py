@@ -88,11 +88,20 @@ def batches(adapter):
     rows = rows.map(
         lambda numbers, inputs: keras.tree.traverse(lambda leaf: take_numbered(leaf, numbers), inputs)
     )
-    options = tf.data.Options()
     # The inputs are one large constant: optimising the graph would copy it.
+    return _as_it_is(rows)
+
+
+def generated(generator, signature):
+    """The same of a function that yields the batches themselves."""
+    return _as_it_is(tf.data.Dataset.from_generator(generator, output_signature=signature))
+
+
+def _as_it_is(dataset):
+    options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False
     options.autotune.enabled = False
-    return rows.with_options(options)
+    return dataset.with_options(options)
 
 
 def compile_update(optimizer, variables):
