@@ -108,6 +108,19 @@ def test_whoever_stops_in_the_middle_passes_over_the_rest(two):
     assert float(chief.totals["rows"]) == 100
 
 
+def test_a_batch_knows_its_part_of_an_update():
+    shares = Shares(2)
+    shares.is_lock_step = True
+    one = Rounds(OneServer(shares, 0), is_chief=True)
+    one.begin(0, "train", 26, 8, update_rows=16)
+    parts = []
+    for _ in one.batches(RowReport()):
+        parts.append(one.share_of_batch())
+        assert one.take_batch().share == parts[-1]
+    assert parts == [1 / 2, 1 / 2, 8 / 10, 2 / 10]
+    assert one.share_of_batch() == 0.0
+
+
 def test_another_purpose_is_an_error(two):
     shares, (chief, _) = two
     chief.begin(0, "evaluate", 10, 5)

@@ -15,6 +15,7 @@ BACKENDS = ("tensorflow", "jax", "torch")
 ON_ALL_BACKENDS = (
     "validated_evaluated_and_predicted",
     "one_call_after_the_other",
+    "two_outputs_and_a_loss_that_is_tracked",
     "callbacks_that_change_the_model",
     "adam_on_two_servers",
     "learning_rate_set_by_a_callback",
@@ -31,6 +32,7 @@ LOCK_STEP += [
     "learning_rate_set_by_a_callback",
     "validated_evaluated_and_predicted",
     "one_call_after_the_other",
+    "two_outputs_and_a_loss_that_is_tracked",
     "callbacks_that_change_the_model",
 ]
 

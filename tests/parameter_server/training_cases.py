@@ -186,6 +186,48 @@ def one_call_after_the_other(make_strategy):
 
 
 @case
+def two_outputs_and_a_loss_that_is_tracked(make_strategy):
+    """Numbers that stand for a batch as a whole, of which the last has parts of 8 and 2 rows."""
+    import keras
+    import numpy as np
+
+    class Tracking(keras.Model):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.tracker = keras.metrics.Mean(name="tracked")
+
+        def compute_loss(self, *args, **kwargs):
+            loss = super().compute_loss(*args, **kwargs)
+            self.tracker.update_state(loss)
+            return loss
+
+    x, y = rows(42)
+    classes = np.arange(42) % 3
+    weights = {"value": np.linspace(0, 2, 42), "class": np.linspace(1, 0, 42)}
+
+    def train(scope):
+        with scope():
+            inputs = keras.Input((4,))
+            hidden = keras.layers.Dense(5, activation="tanh", kernel_regularizer="l2")(inputs)
+            outputs = {
+                "value": keras.layers.Dense(1, name="value")(hidden),
+                "class": keras.layers.Dense(3, activation="softmax", name="class")(hidden),
+            }
+            model = Tracking(inputs, outputs)
+            losses = {"value": "mse", "class": "sparse_categorical_crossentropy"}
+            options = {"metrics": {"class": "accuracy"}, "weighted_metrics": {"value": "mae"}}
+            model.compile(
+                keras.optimizers.SGD(0.05), losses, loss_weights={"value": 1.0, "class": 0.3}, **options
+            )
+        data = {"y": {"value": y, "class": classes}, "sample_weight": weights}
+        history = model.fit(x, **data, batch_size=16, epochs=2, shuffle=False, verbose=0)
+        evaluated = model.evaluate(x, **data, batch_size=16, verbose=0, return_dict=True)
+        return numbers_of(model, history) | {f"evaluated {name}": value for name, value in evaluated.items()}
+
+    return both(train, make_strategy, max_staleness=0)
+
+
+@case
 def callbacks_that_change_the_model(make_strategy):
     import keras
 

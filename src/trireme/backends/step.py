@@ -16,6 +16,7 @@ import contextvars
 import functools
 
 _step = contextvars.ContextVar("trireme_step", default=None)
+_scalar_weight = contextvars.ContextVar("trireme_scalar_weight", default=None)
 _is_alone = contextvars.ContextVar("trireme_is_alone", default=False)
 
 
@@ -68,6 +69,16 @@ def running(step):
         yield step
     finally:
         _step.reset(token)
+
+
+@contextlib.contextmanager
+def weighting_scalars(weight):
+    """Lets a scalar that a `Mean` metric is given count as `weight`, the part that its rows are of a batch."""
+    token = _scalar_weight.set(weight)
+    try:
+        yield
+    finally:
+        _scalar_weight.reset(token)
 
 
 @contextlib.contextmanager
@@ -153,14 +164,15 @@ def _row_mean_metrics(original):
     def update_state(self, values, sample_weight=None):
         from keras import ops
 
-        step = current_step()
-        if step is not None:
+        step, weight = current_step(), _scalar_weight.get()
+        if step is not None or weight is not None:
             values = ops.convert_to_tensor(values)
             if len(values.shape) == 0:
                 # A scalar stands for the whole local batch: a loss, or a function's mean over its rows. Keras
                 # weights it by the rows or, where it does not know them, counts it as one batch.
-                values = step.or_zero(values)
-                sample_weight = step.share if sample_weight is None else sample_weight
+                values = values if step is None else step.or_zero(values)
+                weight = weight if step is None else step.share
+                sample_weight = weight if sample_weight is None else sample_weight
         return original(self, values, sample_weight)
 
     return update_state

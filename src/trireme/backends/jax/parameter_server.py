@@ -9,6 +9,7 @@ from keras.src import tree
 from keras.src.backend.jax import trainer as keras_trainer
 
 from trireme.backends.parameter_server.data import Ranged
+from trireme.backends.step import weighting_scalars
 
 
 def replace_apply(optimizer, exchange):
@@ -66,6 +67,21 @@ def look_up(strategy, layer, ids, anchor):
 
     rows_of.defvjp(forward, backward)
     return rows_of(ids, anchor)
+
+
+def replace_steps(model, share):
+    """See `backend_side`. A step is given its batch."""
+    if share is None:
+        return
+    original = model.train_step
+    scalar = jax.ShapeDtypeStruct((), np.float32)
+
+    @functools.wraps(original)
+    def train_step(state, data):
+        with weighting_scalars(io_callback(lambda: np.float32(share()), scalar, ordered=True)):
+            return original(state, data)
+
+    object.__setattr__(model, "train_step", train_step)
 
 
 def batches(adapter):

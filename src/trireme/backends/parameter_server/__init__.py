@@ -8,6 +8,10 @@ def backend_side(name):
 
     - `replace_apply(optimizer, exchange)` makes `optimizer.apply`, inside the step, push the gradients and assign the
       values that come back;
+    - `replace_steps(model, share)` keeps every part of a step, what counts steps too, from happening before its batch
+      is there: asking for the batch after a range reads what the steps of the range have counted. Where workers share
+      the batch of an update, `share()` is this worker's part of it, as which training steps weight what stands
+      for their batch as a whole; else `share` is None;
     - `look_up(strategy, layer, ids, anchor)` returns rows of a remote layer's table as a tensor through which gradients
       flow;
     - `batches(adapter)` returns the batches of a `RangedArrays` as Keras' trainer iterates over them; TensorFlow's side

@@ -18,6 +18,7 @@ from trireme.backends.parameter_server.callbacks import Follower, for_this_worke
 from trireme.backends.parameter_server.data import ranged
 from trireme.backends.parameter_server.plan import Plan
 from trireme.backends.parameter_server.reports import STOP, Report, mean_staleness, take_totals
+from trireme.backends.step import install
 from trireme.errors import UsageError
 
 _ADOPTED_BY = "_trireme_strategy"
@@ -49,6 +50,11 @@ class _Adopted:
         for name in _NO_SINGLE_BATCHES:
             object.__setattr__(model, name, functools.partial(_refuse_single_batches, name))
         self._bind_results()
+        shares_batches = strategy.max_staleness == 0
+        if shares_batches:
+            # Not every backend needs it for its synchronous steps.
+            install()
+        self._side.replace_steps(model, (lambda: self._rounds.share_of_batch()) if shares_batches else None)
 
     @property
     def _exchange(self):

@@ -55,7 +55,9 @@ def ranged(inner, strategy, shuffle=False, max_batches=None, is_training=False):
         return RangedBatches(inner, strategy, shuffle, max_batches)
     if isinstance(inner, ArrayDataAdapter):
         batch_rows = batch_rows_of(inner, strategy) if is_training else inner.batch_size
-        return RangedArrays(inner, strategy, batch_rows, shuffle, max_batches)
+        adapter = RangedArrays(inner, strategy, batch_rows, shuffle, max_batches)
+        adapter.update_rows = inner.batch_size
+        return adapter
     raise UnsupportedInput(
         "ParameterServerStrategy hands out rows by their number, so it takes NumPy arrays, arrays of the backend, or a "
         f"PyDataset, not what {type(inner).__name__} reads. Load the data into arrays, make a keras.utils.PyDataset of "
@@ -68,7 +70,10 @@ class Ranged(DataAdapter):
 
     Attributes:
         num_rows: what a round hands out: rows, or batches where an input is only known by batches.
+        update_rows: rows of an update, if several workers' steps make one.
     """
+
+    update_rows = None
 
     def __init__(self, strategy, num_rows, batch_rows, shuffle, max_batches):
         self.num_rows = num_rows if max_batches is None else min(num_rows, max_batches * batch_rows)
@@ -82,7 +87,7 @@ class Ranged(DataAdapter):
         """Begins a round; returns False if it was passed over."""
         self._exchange, self._report = exchange, report
         self._order = row_order(self.num_rows, self._batch_rows, self._shuffle, [self._seed, number])
-        return exchange.rounds.begin(number, what, self.num_rows, self._batch_rows)
+        return exchange.rounds.begin(number, what, self.num_rows, self._batch_rows, self.update_rows)
 
     def row_numbers(self):
         """Yields the rows of each batch of this worker in the round that was begun."""

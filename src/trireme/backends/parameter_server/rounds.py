@@ -16,10 +16,14 @@ from trireme.parameter_server import Over, Range
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The rows of one step. `num_rows` is 0 for a step that must not count."""
+    """The rows of one step. `num_rows` is 0 for a step that must not count.
+
+    `share` is the part that they are of the rows of an update.
+    """
 
     round: int
     num_rows: int
+    share: float = 1.0
 
 
 class Rounds:
@@ -37,11 +41,12 @@ class Rounds:
         self._is_chief = is_chief
         self._answer = None
         self._what = None
+        self._update_rows = 1
         self._next_row = 0
         self._report = None
         self._batches = collections.deque()
 
-    def begin(self, number, what, num_rows, batch_rows):
+    def begin(self, number, what, num_rows, batch_rows, update_rows=None):
         """Begins a round, or waits until the chief does; returns False if the chief passed it over.
 
         Args:
@@ -49,7 +54,9 @@ class Rounds:
             what: the same words on all workers.
             num_rows: rows of the round.
             batch_rows: rows of a step; what is handed out is a multiple.
+            update_rows: rows of an update that several workers' steps make together; None for one step each.
         """
+        self._update_rows = update_rows or batch_rows
         self.number = number
         self._what = (what, num_rows, batch_rows)
         self._answer = self._ask()
@@ -70,13 +77,13 @@ class Rounds:
             rows = self._answer
             for start in range(rows.start, rows.stop, self._what[2]):
                 stop = min(start + self._what[2], rows.stop)
-                self._batches.append(Batch(self.number, stop - start))
+                self._batches.append(Batch(self.number, stop - start, self._share(start, stop)))
                 is_first = False
                 self._next_row = stop
                 yield start, stop
             self._next_range()
         if is_first:
-            self._batches.append(Batch(self.number, 0))
+            self._batches.append(Batch(self.number, 0, 0.0))
             yield 0, min(self._what[1:])
 
     def upcoming(self, max_batches):
@@ -101,12 +108,20 @@ class Rounds:
         """
         return self._batches.popleft() if self._batches else Batch(self.number, 0)
 
+    def share_of_batch(self):
+        """Returns the `share` of the batch that the next training step was given."""
+        return self._batches[0].share if self._batches else 0.0
+
     def meet(self, number, what):
         """Waits until the chief is here too."""
         self.begin(number, what, 1, 1)
         while isinstance(self._answer, Range):
             self._client.range_done(self._answer)
             self._answer = self._ask()
+
+    def _share(self, start, stop):
+        first = start // self._update_rows * self._update_rows
+        return (stop - start) / (min(first + self._update_rows, self._what[1]) - first)
 
     def _next_range(self):
         self._client.flush()

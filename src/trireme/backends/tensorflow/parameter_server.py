@@ -1,9 +1,12 @@
 """TensorFlow's side of asynchronous training: the exchange inside the traced step, rows as a `tf.data.Dataset`."""
 
+import functools
+
 import keras
 import numpy as np
 import tensorflow as tf
 
+from trireme.backends.step import weighting_scalars
 from trireme.backends.tensorflow.data import take_numbered
 from trireme.parameter_server import RowGradient
 
@@ -44,6 +47,33 @@ def _packed(gradient):
     if isinstance(gradient, tf.IndexedSlices):
         return [tf.cast(gradient.indices, tf.int64), gradient.values]
     return [gradient]
+
+
+def replace_steps(model, share):
+    """See `backend_side`. A graph takes its batch itself, beside whatever in it does not need the batch."""
+    train_step, test_step = model.train_step, model.test_step
+
+    @functools.wraps(train_step)
+    def ordered_train_step(data):
+        with _after(data):
+            if share is None:
+                return train_step(data)
+            weight = tf.numpy_function(lambda: np.float32(share()), [], tf.float32)
+            with weighting_scalars(tf.ensure_shape(weight, ())):
+                return train_step(data)
+
+    @functools.wraps(test_step)
+    def ordered_test_step(data):
+        with _after(data):
+            return test_step(data)
+
+    object.__setattr__(model, "train_step", ordered_train_step)
+    object.__setattr__(model, "test_step", ordered_test_step)
+
+
+def _after(data):
+    leaves = tf.nest.flatten(data, expand_composites=True)
+    return tf.control_dependencies([leaf for leaf in leaves if leaf is not None])
 
 
 def look_up(strategy, layer, ids, anchor):

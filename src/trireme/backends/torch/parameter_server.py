@@ -1,9 +1,13 @@
 """PyTorch's side of asynchronous training: the exchange between the backward pass and the next step."""
 
+import functools
+
 import numpy as np
 import torch
 from keras import ops
 from keras.src import tree
+
+from trireme.backends.step import weighting_scalars
 
 
 def replace_apply(optimizer, exchange):
@@ -48,6 +52,20 @@ def look_up(strategy, layer, ids, anchor):
         # Keras asks for the shape only.
         return torch.empty((*ids.shape, layer.output_dim), dtype=anchor.dtype, device="meta")
     return _LookUp.apply(anchor, ids, strategy, layer)
+
+
+def replace_steps(model, share):
+    """See `backend_side`. A step is given its batch."""
+    if share is None:
+        return
+    original = model.train_step
+
+    @functools.wraps(original)
+    def train_step(data):
+        with weighting_scalars(share()):
+            return original(data)
+
+    object.__setattr__(model, "train_step", train_step)
 
 
 def batches(adapter):
