@@ -13,6 +13,7 @@ from trireme.parameter_server.messages import (
     Bye,
     Create,
     Done,
+    Gather,
     Heartbeat,
     Hello,
     Idle,
@@ -461,3 +462,17 @@ def test_rows_for_two_purposes_are_not_mixed():
     driver.say(0, NextRange(5, 8, 2, is_idle=False, what="train"))
     text = "invalid: worker 1 asks for rows to evaluate, while those of the others are to train"
     assert driver.refusal(1, NextRange(5, 8, 2, is_idle=False, what="evaluate")) == text
+
+
+def test_the_chief_waits_until_all_others_have_come_to_an_epoch():
+    driver = StateDriver(3, is_chief=True).started()
+    gathered = driver.say(0, Gather(4))
+    driver.say(1, NextRange(4, 8, 2, False, may_open=False))
+    driver.say(2, NextRange(3, 8, 2, False, may_open=False))
+    assert ("s0", gathered) not in driver.answers
+    assert driver.state.waited_for_by(0) == {2}
+    # Whoever is lost is not waited for.
+    driver.hello(2, session="s2 anew")
+    driver.say(2, NextRange(4, 8, 2, False, may_open=False), "s2 anew")
+    assert driver.answers["s0", gathered] == Done()
+    assert "hands out no rows" in StateDriver(is_chief=False).started().refusal(0, Gather(1))

@@ -8,7 +8,7 @@ import numpy as np
 
 from trireme.parameter_server.dtypes import dtype_of
 from trireme.parameter_server.gradients import RowGradient
-from trireme.parameter_server.messages import Arrays, Create, Hello, NextRange
+from trireme.parameter_server.messages import Arrays, Create, Gather, Hello, NextRange
 from trireme.parameter_server.partition import Slice
 from trireme.parameter_server.rules import Rules
 from trireme.parameter_server.shares import Shares
@@ -95,11 +95,12 @@ def wrong_in_pull(names: tuple[str, ...], arrays: Arrays, known: Slices) -> str 
     return None
 
 
-def wrong_in_next_range(ask: NextRange, rules: Rules) -> str | None:
+def wrong_in_rows(ask: NextRange | Gather, rules: Rules) -> str | None:
     """The wrong server, or batches without rows."""
     if not rules.is_chief:
         return "this server hands out no rows: ask server 0"
-    return None if ask.batch_rows else "rows are handed out in batches of at least one row"
+    has_none = isinstance(ask, NextRange) and not ask.batch_rows
+    return "rows are handed out in batches of at least one row" if has_none else None
 
 
 def wrong_in_totals(arrays: Arrays, shares: Shares) -> str | None:

@@ -22,6 +22,7 @@ from trireme.parameter_server.messages import (
     Configure,
     Done,
     EpochOver,
+    Gather,
     Hello,
     Idle,
     NextRange,
@@ -126,7 +127,7 @@ class Client:
         self._ask_all(Configure(settings), "its new settings")
 
     def assign(self, values: Mapping[str, NDArray]) -> None:
-        """Gives whole variables other values. Call it between two epochs: pushes under way would go on from them."""
+        """Gives whole variables other values. `gather` before: pushes under way would go on from them."""
         self._ask_each(lambda server: assignments(self.placement, server, values), "its new values")
 
     def push(self, gradients: Mapping[str, Gradient], weight: float = 1.0, epoch: int = 0) -> None:
@@ -199,6 +200,10 @@ class Client:
         is_counted = isinstance(answer, Done) and answer.is_used
         self._statistics.ranges_not_counted += not is_counted
         return is_counted
+
+    def gather(self, epoch: int) -> None:
+        """Returns when all other workers that are here wait for `epoch` to begin."""
+        self._ask(Gather(epoch))
 
     def take_snapshot(self) -> None:
         """Returns when every server has a snapshot on disk."""

@@ -133,6 +133,14 @@ class NextRange(Body):
 
 
 @dataclass(frozen=True)
+class Gather(Body):
+    """Answered when all other workers that are here wait for `epoch` to begin: they have done with all before it."""
+
+    kind = "gather"
+    epoch: int
+
+
+@dataclass(frozen=True)
 class RangeDone(Body):
     """The rows of a range are trained on; `arrays` (float) are added to the epoch's totals."""
 
@@ -254,7 +262,8 @@ REFUSALS = ("hello_first", "superseded", "out_of_turn", "invalid", "protocol")
 REQUESTS: dict[str, type[Body]] = {
     body.kind: body
     for body in (
-        Hello, Ready, Create, Configure, Assign, Push, Pull, NextRange, RangeDone, Idle, Heartbeat, TakeSnapshot, Bye,
+        Hello, Ready, Create, Configure, Assign, Push, Pull, NextRange, Gather, RangeDone, Idle,
+        Heartbeat, TakeSnapshot, Bye,
     )
 }  # fmt: skip
 ANSWERS: dict[str, type[Body]] = {

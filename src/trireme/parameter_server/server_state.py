@@ -25,6 +25,7 @@ from trireme.parameter_server.messages import (
     Create,
     Done,
     EpochOver,
+    Gather,
     Heartbeat,
     Hello,
     Idle,
@@ -68,8 +69,8 @@ class ServerState:
         self._waiting: dict[int, dict[int, Request]] = {}
         self._handlers: dict[type[Body], Callable[[Request, Any], list[Instruction]]] = {
             Ready: self._on_ready, Create: self._on_create, Configure: self._on_configure, Assign: self._on_assign,
-            Push: self._on_push, Pull: self._on_question, NextRange: self._on_question, Idle: self._on_idle,
-            RangeDone: self._on_range_done, TakeSnapshot: self._on_snapshot, Bye: self._on_bye,
+            Push: self._on_push, Pull: self._on_question, NextRange: self._on_question, Gather: self._on_question,
+            Idle: self._on_idle, RangeDone: self._on_range_done, TakeSnapshot: self._on_snapshot, Bye: self._on_bye,
         }  # fmt: skip
 
     def handle(self, event: Request | Tick) -> list[Instruction]:
@@ -107,6 +108,8 @@ class ServerState:
         if self.steps.open_requests(worker) or any(isinstance(request.body, Pull) for request in waiting):
             blockers |= self.steps.blockers(worker) if self.is_initialised else {0}
         for body in (request.body for request in waiting):
+            if isinstance(body, Gather):
+                blockers |= self._not_at(body.epoch)
             if isinstance(body, NextRange):
                 is_unopened = self.shares.waits_for_opening(body.epoch)
                 blockers |= {_OPENS_EPOCHS} if is_unopened else set(self.shares.holders())
@@ -212,9 +215,9 @@ class ServerState:
         self.statistics.duplicates += 1
         return [self._applied(receipt)]
 
-    def _on_question(self, request: Request, question: Pull | NextRange) -> list[Instruction]:
+    def _on_question(self, request: Request, question: Pull | NextRange | Gather) -> list[Instruction]:
         """Keeps a request until `_answers` can answer it, which may be at once."""
-        if isinstance(question, NextRange) and (wrong := checks.wrong_in_next_range(question, self.rules)):
+        if not isinstance(question, Pull) and (wrong := checks.wrong_in_rows(question, self.rules)):
             return _refuse(request, "invalid", wrong)
         self._waiting[request.sender.worker][request.number] = request
         return []
@@ -262,12 +265,30 @@ class ServerState:
         instructions: list[Instruction] = []
         for worker in sorted(self._waiting):
             for number, request in sorted(self._waiting[worker].items()):
-                is_pull = isinstance(request.body, Pull)
-                answer = self._answer_pull(request) if is_pull else self._answer_next_range(request)
+                answer = self._answer(request)
                 if answer is not None:
                     del self._waiting[worker][number]
                     instructions.append(answer)
         return instructions
+
+    def _answer(self, request: Request) -> Instruction | None:
+        match request.body:
+            case Pull():
+                return self._answer_pull(request)
+            case Gather(epoch):
+                is_open = self._not_at(epoch) - {request.sender.worker}
+                return None if is_open else Reply(request.sender, request.number, Done())
+        return self._answer_next_range(request)
+
+    def _not_at(self, epoch: int) -> set[int]:
+        """The workers that are here and do not wait for `epoch` to begin."""
+        waiting = {
+            worker
+            for worker, requests in self._waiting.items()
+            for request in requests.values()
+            if isinstance(request.body, NextRange) and request.body.epoch >= epoch
+        }
+        return self._greeted - waiting
 
     def _answer_pull(self, request: Request) -> Instruction | None:
         pull = request.body

@@ -148,7 +148,7 @@ class ParameterServerStrategy(Strategy):
         initial = [keras.ops.convert_to_numpy(variable) for variable in description.variables]
         current_round: int = self.exchange.connect(dict(zip(description.names, initial, strict=True)))
         self.backend.at_end(self.exchange.finish)
-        self.side.replace_apply(model.optimizer, self.exchange)
+        self.side.replace_apply(model, self.exchange)
         for name in ("train_function", "test_function", "predict_function"):
             # What was compiled before would go on with the step it was compiled with.
             setattr(model, name, None)

@@ -12,9 +12,9 @@ from trireme.backends.parameter_server.data import Ranged
 from trireme.backends.step import weighting_scalars
 
 
-def replace_apply(optimizer, exchange):
+def replace_apply(model, exchange):
     """See `backend_side`."""
-    description = exchange.description
+    optimizer, description = model.optimizer, exchange.description
     position = {id(variable): index for index, variable in enumerate(description.variables)}
 
     def apply(grads, trainable_variables=None):

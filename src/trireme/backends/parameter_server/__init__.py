@@ -6,7 +6,7 @@ import importlib
 def backend_side(name):
     """Returns the module in which the Keras backend `name` does its part. It has these functions:
 
-    - `replace_apply(optimizer, exchange)` makes `optimizer.apply`, inside the step, push the gradients and assign the
+    - `replace_apply(model, exchange)` makes `model.optimizer.apply`, inside the step, push the gradients and assign the
       values that come back;
     - `replace_steps(model, share)` keeps every part of a step, what counts steps too, from happening before its batch
       is there: asking for the batch after a range reads what the steps of the range have counted. Where workers share

@@ -69,8 +69,7 @@ class _Adopted:
         adapter = self._training_adapter(arguments)
         build_model(self._model, iter([adapter.spec()]), training=True)
         current_round = self._strategy.connect(self._model)
-        # The averages of `use_ema` are on the servers, which are told when to take them.
-        object.__setattr__(self._model.optimizer, "finalize_variable_values", lambda var_list: None)
+        self._take_optimizers_part()
         self._plan = plan = Plan(
             self._rounds.number,
             arguments.get("initial_epoch") or 0,
@@ -98,6 +97,18 @@ class _Adopted:
             self._plan = self._validation = self._is_training = None
         self._end_fit(plan)
         return history
+
+    def _take_optimizers_part(self):
+        """Leaves to the servers what the optimizer would do with variables that are theirs."""
+        optimizer = self._model.optimizer
+
+        def save_own_variables(store):
+            # Keras skips a state of another length, with a warning, where one of empty slots would be taken for real.
+            store["0"] = keras.ops.convert_to_numpy(optimizer.iterations)
+
+        object.__setattr__(optimizer, "save_own_variables", save_own_variables)
+        # The averages of `use_ema` are on the servers, which are told when to take them.
+        object.__setattr__(optimizer, "finalize_variable_values", lambda var_list: None)
 
     def _training_adapter(self, arguments):
         """Returns the adapter of the rows to train on; takes from `arguments` what Keras is not to see."""
@@ -181,7 +192,7 @@ class _Adopted:
         """Before round `number`: weights that the script has set, on the chief, become those of the servers."""
         if self._exchange.leads(number):
             variables = self._exchange.description.variables
-            self._exchange.assign([keras.ops.convert_to_numpy(variable) for variable in variables])
+            self._exchange.assign([keras.ops.convert_to_numpy(variable) for variable in variables], number)
 
     def _take_newest(self):
         for variable, value in zip(

@@ -54,6 +54,8 @@ def ranged(inner, strategy, shuffle=False, max_batches=None, is_training=False):
             )
         return RangedBatches(inner, strategy, shuffle, max_batches)
     if isinstance(inner, ArrayDataAdapter):
+        if not inner._num_samples:
+            raise UsageError("The arrays have no rows. Pass arrays with one row or more.")
         batch_rows = batch_rows_of(inner, strategy) if is_training else inner.batch_size
         adapter = RangedArrays(inner, strategy, batch_rows, shuffle, max_batches)
         adapter.update_rows = inner.batch_size

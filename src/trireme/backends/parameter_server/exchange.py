@@ -69,12 +69,16 @@ class Exchange:
         """
         return self.is_chief and number > self._joined_round
 
-    def assign(self, values):
-        """Gives the servers the values of the variables that workers hold, in order, where others are there."""
+    def assign(self, values, number):
+        """Gives the servers the values of the variables that workers hold, in order, where others are there.
+
+        Round `number` is to begin with them. Workers that have not taken the weights of the one before do that first.
+        """
         named = dict(zip(self.description.names, values, strict=True))
         changed = {name: value for name, value in named.items() if not _is_same(value, self._values[name])}
         if changed:
             with self._lock:
+                self.client.gather(number)
                 self.client.assign(changed)
             self._values |= changed
 

@@ -8,12 +8,15 @@ import tensorflow as tf
 
 from trireme.backends.step import weighting_scalars
 from trireme.backends.tensorflow.data import take_numbered
+from trireme.backends.tensorflow.train_step import refuse_xla
 from trireme.parameter_server import RowGradient
 
 
-def replace_apply(optimizer, exchange):
+def replace_apply(model, exchange):
     """See `backend_side`."""
-    description = exchange.description
+    if model.jit_compile:
+        refuse_xla(model)
+    optimizer, description = model.optimizer, exchange.description
     position = {id(variable): index for index, variable in enumerate(description.variables)}
 
     def apply(grads, trainable_variables=None):

@@ -10,9 +10,9 @@ from keras.src import tree
 from trireme.backends.step import weighting_scalars
 
 
-def replace_apply(optimizer, exchange):
+def replace_apply(model, exchange):
     """See `backend_side`."""
-    description = exchange.description
+    optimizer, description = model.optimizer, exchange.description
     position = {id(variable): index for index, variable in enumerate(description.variables)}
 
     @torch.compiler.disable
